@@ -1,0 +1,63 @@
+"""How the engine is put together from a loaded model. The only place that knows all of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from batchgen_kernels import AttentionBackend
+from transformers import PreTrainedModel
+
+from batchgen.engine.block_pool import BlockPool
+from batchgen.engine.engine import Engine
+from batchgen.engine.expected_tokens import ExpectedTokens
+from batchgen.engine.prefix_cache import PrefixCache
+from batchgen.engine.runner import ModelRunner
+from batchgen.engine.sampler import Sampler
+from batchgen.engine.scheduler import Scheduler
+from batchgen.models.attention import StepAttention, install
+from batchgen.models.kv_cache import allocate
+from batchgen.models.probe import AttentionLayer
+from batchgen.stats.counters import RunStats
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Everything that decides time and memory and no answer; all of it resolved."""
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_batched_tokens: int
+    expected_tokens: int | None  # None: learnt from finished rows
+    prefix_cache: bool
+    by_prefix: bool  # requests come in depth-first order; else the least recently used block is evicted
+
+
+def assemble_engine(
+    model: PreTrainedModel,
+    layers: Sequence[AttentionLayer],
+    backend: AttentionBackend,
+    unused_token_ids: Sequence[int],
+    settings: EngineSettings,
+) -> Engine:
+    """Allocate the KV cache and connect the model to it. `model` was built with our attention implementation."""
+    caches = allocate(layers, settings.num_blocks, settings.block_size, model.dtype, model.device)
+    attention = StepAttention(backend, caches)
+    install(model, [model.get_submodule(layer.module) for layer in layers], attention.layer)
+    sampler = Sampler(torch.tensor(unused_token_ids, dtype=torch.int64, device=model.device))
+    runner = ModelRunner(model, attention, sampler, settings.block_size)
+    return Engine(make_scheduler(settings), runner, RunStats(settings.block_size))
+
+
+def make_scheduler(settings: EngineSettings) -> Scheduler:
+    """Scheduler, prefix cache and pool; no model needed."""
+    pool = BlockPool(settings.num_blocks)
+    cache = PrefixCache(pool, settings.block_size, enabled=settings.prefix_cache, lru=not settings.by_prefix)
+    return Scheduler(
+        cache,
+        max_num_seqs=settings.max_num_seqs,
+        max_batched_tokens=settings.max_batched_tokens,
+        expected_tokens=ExpectedTokens(settings.expected_tokens),
+    )

@@ -1,0 +1,73 @@
+"""Batch: the device inputs of one forward. Turns a scheduler's decision into flat tensors; decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from batchgen_kernels import AttentionStep, BlockGroup
+from torch import Tensor
+
+from batchgen.engine.request import Request
+from batchgen.engine.scheduler import ScheduledChunk
+from batchgen.plan.groups import prefix_groups
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The T tokens of a step, one chunk after the other, as one sequence for the model."""
+
+    input_ids: Tensor  # [1, T]
+    position_ids: Tensor  # [1, T]
+    sampled: Tensor  # [S] places in T whose logits give a token
+    sampled_requests: list[Request]  # S
+    attention: AttentionStep
+
+
+def make_batch(chunks: Sequence[ScheduledChunk], block_size: int, device: torch.device) -> Batch:
+    """The tensors of these chunks on `device`. `chunks` is not empty."""
+    sizes = np.array([chunk.num_tokens for chunk in chunks])
+    starts = np.array([chunk.start for chunk in chunks])
+    ends = np.cumsum(sizes)
+    rows = np.repeat(np.arange(len(chunks)), sizes)
+    positions = np.arange(ends[-1]) - np.repeat(ends - sizes - starts, sizes)
+    tables = _block_tables(chunks)
+    slots = tables[rows, positions // block_size] * block_size + positions % block_size
+    token_ids = [token for chunk in chunks for token in chunk.request.token_ids(chunk.start, chunk.stop)]
+    sampled = [row for row, chunk in enumerate(chunks) if chunk.is_sampled]
+
+    def put(array: npt.ArrayLike) -> Tensor:
+        return torch.from_numpy(np.asarray(array, np.int64)).to(device)
+
+    return Batch(
+        input_ids=put(token_ids)[None],
+        position_ids=put(positions)[None],
+        sampled=put(ends[sampled] - 1),
+        sampled_requests=[chunks[row].request for row in sampled],
+        attention=AttentionStep(
+            slot_mapping=put(slots),
+            block_tables=put(tables),
+            query_starts=[0, *ends.tolist()],
+            seq_lens=(starts + sizes).tolist(),
+            groups=_groups(tables, starts // block_size),
+            block_size=block_size,
+        ),
+    )
+
+
+def _block_tables(chunks: Sequence[ScheduledChunk]) -> npt.NDArray[np.int64]:
+    """[rows, longest table], padded with 0."""
+    tables = np.zeros((len(chunks), max(len(chunk.request.block_table) for chunk in chunks)), np.int64)
+    for row, chunk in enumerate(chunks):
+        tables[row, : len(chunk.request.block_table)] = chunk.request.block_table
+    return tables
+
+
+def _groups(tables: npt.NDArray[np.int64], num_computed_blocks: npt.NDArray[np.int64]) -> list[BlockGroup]:
+    """Neighbours that begin with the same blocks, as far as those lie before the queries of all of them."""
+    equal = np.cumprod(tables[:-1] == tables[1:], axis=1).sum(axis=1)
+    shared = np.minimum(equal, np.minimum(num_computed_blocks[:-1], num_computed_blocks[1:]))
+    return [BlockGroup(*group) for group in prefix_groups(shared.tolist())]

@@ -1,0 +1,157 @@
+"""PrefixCache: which block holds which prompt tokens, and which blocks are kept for rows to come.
+
+Knows token ids and block ids; decides what is shared, what is kept and what is evicted. Knows no request and no tensor.
+
+A block's identity is (parent block, its token ids), exact and never a hash alone. The parent's block id can stand for
+the whole chain before it because a block leaves the index only after its children (`_evict` takes the deepest first,
+and whoever holds a block holds its parents).
+
+What is kept is decided by the visiting order (`plan/order.py`): when a row is admitted, its blocks deeper than what it
+shares with the next row have no later row (`retire`), and go as soon as nobody holds them. So the idle blocks are
+the next row's path and nothing else. Without a known order nothing is retired and the least recently used goes first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from batchgen.engine.block_pool import BlockPool
+from batchgen.engine.request import TokenIds
+
+
+@dataclass(slots=True)
+class CachedBlock:
+    """An indexed block: a node of the prefix tree."""
+
+    parent: int | None
+    tokens: bytes
+    depth: int  # blocks before it
+    has_later_row: bool
+    num_children: int = 0
+
+
+class PrefixCache:
+    """The index over a BlockPool, and the only one who allocates from it.
+
+    Invariant: the parent of an indexed block is indexed; an idle block is indexed; a retired block is not idle.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int, *, enabled: bool = True, lru: bool = False) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.enabled = enabled
+        self.lru = lru  # evict the least recently used instead of the deepest
+        self.num_evictions = 0
+        self._block_ids: dict[tuple[int | None, bytes], int] = {}
+        self._blocks: dict[int, CachedBlock] = {}
+        # (eviction key, block): the smallest key goes first. Entries of blocks no longer idle are skipped lazily.
+        self._idle_heap: list[tuple[tuple[int, int], int]] = []
+        self._idle_key: dict[int, tuple[int, int]] = {}
+        self._clock = 0
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be allocated: free ones and idle ones."""
+        return self.pool.num_free + self.pool.num_idle
+
+    def match(self, token_ids: TokenIds) -> list[int]:
+        """The longest chain of indexed full blocks that `token_ids` begins with. Changes nothing."""
+        chain: list[int] = []
+        parent: int | None = None
+        for start in range(0, len(token_ids) - self.block_size + 1, self.block_size):
+            block_id = self._block_ids.get((parent, token_ids[start : start + self.block_size].tobytes()))
+            if block_id is None:
+                break
+            chain.append(block_id)
+            parent = block_id
+        return chain
+
+    def is_idle(self, block_id: int) -> bool:
+        return block_id in self._idle_key
+
+    def allocate(self) -> int:
+        """A block with one holder; evicts an idle one if none is free. The caller checked `num_available`."""
+        if self.pool.num_free == 0:
+            self._evict()
+        return self.pool.allocate()
+
+    def acquire(self, block_ids: Sequence[int]) -> None:
+        """One more holder for every block of a matched chain."""
+        for block_id in block_ids:
+            self._idle_key.pop(block_id, None)
+            self.pool.acquire(block_id)
+
+    def insert(self, block_id: int, parent: int | None, tokens: bytes, *, has_later_row: bool) -> bool:
+        """Index a block that a request holds. False, and nothing changes, if its tokens are indexed already."""
+        if not self.enabled or (parent, tokens) in self._block_ids:
+            return False
+        depth = 0
+        if parent is not None:
+            self._blocks[parent].num_children += 1
+            depth = self._blocks[parent].depth + 1
+        self._block_ids[parent, tokens] = block_id
+        self._blocks[block_id] = CachedBlock(parent, tokens, depth, has_later_row)
+        return True
+
+    def retire(self, chain: Sequence[int], num_kept: int) -> None:
+        """No row to come has the blocks of this matched chain from `num_kept` on; idle ones are freed at once."""
+        for block_id in reversed(chain[num_kept:]):
+            self._blocks[block_id].has_later_row = False
+            if self.is_idle(block_id):
+                self._drop(block_id)
+
+    def release(self, block_table: Sequence[int]) -> None:
+        """One holder less for every block, deepest first. What nobody holds is kept idle for later rows, or freed."""
+        for block_id in reversed(block_table):
+            if self.pool.release(block_id):
+                continue
+            block = self._blocks.get(block_id)
+            if block is not None and block.has_later_row:
+                self._keep_idle(block_id, block)
+            else:
+                self._drop(block_id)
+
+    def _keep_idle(self, block_id: int, block: CachedBlock) -> None:
+        # `release` goes deepest first, so by the clock too a child is older than its parent and leaves before it.
+        self._clock += 1
+        key = (0 if self.lru else -block.depth, self._clock)
+        self._idle_key[block_id] = key
+        heapq.heappush(self._idle_heap, (key, block_id))
+        if len(self._idle_heap) > 2 * len(self._idle_key) + 64:  # mostly entries of blocks that are held again
+            self._idle_heap = [(key, block_id) for block_id, key in self._idle_key.items()]
+            heapq.heapify(self._idle_heap)
+
+    def _evict(self) -> None:
+        while True:
+            key, block_id = heapq.heappop(self._idle_heap)
+            if self._idle_key.get(block_id) == key:
+                break
+        self.num_evictions += 1
+        self._drop(block_id)
+
+    def _drop(self, block_id: int) -> None:
+        """Take a block that nobody holds out of the index, if it is there, and free it."""
+        block = self._blocks.pop(block_id, None)
+        if block is not None:
+            assert block.num_children == 0, "a block left the index before its children"
+            del self._block_ids[block.parent, block.tokens]
+            if block.parent is not None:
+                self._blocks[block.parent].num_children -= 1
+        self._idle_key.pop(block_id, None)
+        self.pool.free(block_id)
+
+    def check_integrity(self, block_tables: Sequence[Sequence[int]]) -> None:
+        """Every invariant of pool and index, from scratch."""
+        self.pool.check_integrity(block_tables, self._idle_key)
+        children = dict.fromkeys(self._blocks, 0)
+        for block_id, block in self._blocks.items():
+            assert self._block_ids[block.parent, block.tokens] == block_id
+            if block.parent is not None:
+                assert block.depth == self._blocks[block.parent].depth + 1
+                children[block.parent] += 1
+        assert len(self._block_ids) == len(self._blocks)
+        assert children == {block_id: block.num_children for block_id, block in self._blocks.items()}
+        for block_id in self._idle_key:
+            assert self._blocks[block_id].has_later_row, "a dead block is kept idle"

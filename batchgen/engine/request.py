@@ -1,0 +1,93 @@
+"""Request: one prompt being generated. Knows token ids and counts; knows no text, no tensors and no other request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from batchgen.request_output import FinishReason
+from batchgen.sampling_params import SamplingParams
+
+TokenIds = npt.NDArray[np.int32]
+
+
+class RequestStatus(IntEnum):
+    """Where a request is. Finished comes last, so that `status >= FINISHED` is the test."""
+
+    WAITING = 0
+    RUNNING = 1
+    PREEMPTED = 2  # gave its blocks back; waits to be computed again
+    FINISHED = 3
+
+
+class StopCondition(Protocol):
+    """Watches the tokens of one request for text that ends it. The engine does not know what text is."""
+
+    def feed(self, token_id: int) -> bool:
+        """Take the next token; True when the completion ends here."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One prompt and its growing completion.
+
+    Invariant: the KV of tokens `[0, num_computed_tokens)` is in the blocks of `block_table` (or will be at the end of
+    the step being run); `block_table` is append-only until the request is preempted or finished.
+    """
+
+    row_index: int
+    prompt_token_ids: TokenIds  # [num_prompt_tokens]; may be a view of a mapped file
+    params: SamplingParams
+    draw_key: int  # 64 bits made of the job's seed and the row's key: all the randomness of this row
+    max_tokens: int  # most tokens that may be generated: by params.max_tokens and by the context limit
+    # Leading tokens this prompt has in common with the next one in visiting order; None: no order is known, keep all.
+    shared_with_next: int | None = None
+    end_token_ids: frozenset[int] = frozenset()
+    stop_condition: StopCondition | None = None
+    sample_index: int = 0
+
+    status: RequestStatus = RequestStatus.WAITING
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    output_token_ids: list[int] = field(default_factory=list)
+    block_table: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_cached_tokens: int | None = None  # set once, at the first admission
+    num_indexed_blocks: int = 0  # leading blocks of block_table that the prefix cache knows
+    num_lost_tokens: int = 0  # computed before the last preemption
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known so far; `num_computed_tokens` catches up with this number."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return self.num_tokens - self.num_computed_tokens
+
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """Tokens `[start, stop)` of prompt and completion together."""
+        num_prompt = self.num_prompt_tokens
+        ids: list[int] = self.prompt_token_ids[start : min(stop, num_prompt)].tolist() if start < num_prompt else []
+        return ids + self.output_token_ids[max(start - num_prompt, 0) : max(stop - num_prompt, 0)]
+
+    def append(self, token_id: int) -> None:
+        """Take a sampled token, and finish if it ends the completion."""
+        self.output_token_ids.append(token_id)
+        is_end = token_id in self.end_token_ids or token_id in self.params.stop_token_ids
+        if is_end or (self.stop_condition is not None and self.stop_condition.feed(token_id)):
+            self.finish(FinishReason.STOP)
+        elif len(self.output_token_ids) >= self.max_tokens:
+            self.finish(FinishReason.LENGTH)
+
+    def finish(self, reason: FinishReason, error: str | None = None) -> None:
+        assert self.status < RequestStatus.FINISHED
+        self.status, self.finish_reason, self.error = RequestStatus.FINISHED, reason, error

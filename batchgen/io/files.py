@@ -1,0 +1,182 @@
+"""Which files the input is: a path, folder, glob or list of them becomes an ordered list of data files of one format.
+
+Knows names, suffixes and first bytes; reads no rows.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from batchgen.errors import InputError
+
+Format = Literal["parquet", "jsonl"]
+
+_FORMATS: dict[str, Format] = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
+_COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".lz4")
+_PARQUET_MARK = b"PAR1"
+_NOT_LINES = {
+    _PARQUET_MARK: "Parquet",
+    b"PARE": "encrypted Parquet",
+    b"\x1f\x8b": "gzip data",
+    b"\x28\xb5\x2f\xfd": "Zstandard data",
+    b"\xff\xfe": "UTF-16 text",
+    b"\xfe\xff": "UTF-16 text",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One input file as it was when the job began."""
+
+    path: Path
+    name: str  # how rows call it: relative to the folder that all files share, always valid UTF-8
+    size: int
+    mtime_ns: int
+
+    def check_unchanged(self) -> None:
+        """Refuse a file that was written to since the job began: its rows would no longer fit their answers.
+
+        Raises InputError.
+        """
+        now = self.path.stat()
+        if (now.st_size, now.st_mtime_ns) != (self.size, self.mtime_ns):
+            raise InputError(f"{self.path}: the file was changed while the job ran")
+
+
+class FoundFiles(NamedTuple):
+    files: tuple[DataFile, ...]
+    format: Format
+
+
+def find_files(path: str | Sequence[str], format: Literal["auto", "parquet", "jsonl"]) -> FoundFiles:
+    """Expand `input.path`. The list is in the order given; folders and globs are in natural order (part-2, part-10).
+
+    A folder gives its files with a data suffix, at any depth; names that begin with "." or "_" are markers and are
+    passed over, in globs too. Raises InputError naming the path that is missing, empty, mixed, damaged or repeated.
+    """
+    entries = [path] if isinstance(path, str) else list(path)
+    if not entries or not all(entries):
+        raise InputError("input.path is empty")
+    try:
+        paths = [found for entry in entries for found in _expand(entry)]
+        _refuse_repeated(paths)
+        chosen = _common_format(paths) if format == "auto" else format
+        for each in paths:
+            _check_first_bytes(each, chosen)
+        return FoundFiles(tuple(_data_files(paths)), chosen)
+    except OSError as error:
+        raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+
+def natural_key(path: Path) -> list[list[str | int]]:
+    """Sort key under which numbers inside names count as numbers; equal numbers fall back to the spelling."""
+    parts = [re.split(r"(\d+)", part) for part in path.parts]
+    return [*([int(x) if i % 2 else x for i, x in enumerate(part)] for part in parts), [str(path)]]
+
+
+def _expand(entry: str) -> list[Path]:
+    if "://" in entry:
+        raise InputError(f"{entry}: remote input is not supported yet; copy it to a local folder")
+    path = Path(entry)
+    if path.is_dir():
+        found = list(_in_folder(path))
+        problem = f"the folder holds no data file ({', '.join(_FORMATS)})"
+    elif path.exists():
+        return [path]
+    elif glob.has_magic(entry):
+        found = list(_in_glob(entry))
+        problem = "no file matches"
+    else:
+        raise InputError(f"{entry}: no such file or folder")
+    if not found:
+        raise InputError(f"{entry}: {problem}")
+    return sorted(found, key=natural_key)
+
+
+def _in_glob(pattern: str) -> Iterator[Path]:
+    asked = Path(pattern).parts
+    for match in map(Path, glob.iglob(pattern, recursive=True)):
+        if match.is_file() and not any(_is_marker(part) for part in match.parts if part not in asked):
+            yield match
+
+
+def _in_folder(folder: Path) -> Iterator[Path]:
+    seen: set[str] = set()  # real paths, so that links in a circle end
+    for root, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+        if (real := os.path.realpath(root)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [name for name in folders if not _is_marker(name)]
+        yield from (Path(root, name) for name in names if not _is_marker(name) and _is_data(name))
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _is_marker(name: str) -> bool:
+    return name.startswith((".", "_"))
+
+
+def _is_data(name: str) -> bool:
+    """True also for compressed data, so that it is refused by name and not passed over."""
+    path = Path(name.lower())
+    return path.suffix in _FORMATS or (path.suffix in _COMPRESSED and Path(path.stem).suffix in _FORMATS)
+
+
+def _refuse_repeated(paths: Sequence[Path]) -> None:
+    seen: dict[str, Path] = {}
+    for path in paths:
+        real = os.path.realpath(path)
+        if real in seen:
+            raise InputError(f"{path}: input.path names this file twice (also as {seen[real]})")
+        seen[real] = path
+
+
+def _common_format(paths: Sequence[Path]) -> Format:
+    first = paths[0]
+    for path in paths:
+        if _format_of(path) != _format_of(first):
+            raise InputError(f"{path} is {_format_of(path)} and {first} is {_format_of(first)}: one input, one format")
+    return _format_of(first)
+
+
+def _format_of(path: Path) -> Format:
+    suffix = path.suffix.lower()
+    if suffix in _COMPRESSED:
+        raise InputError(f"{path}: compressed input is not supported yet; decompress it")
+    if suffix not in _FORMATS:
+        raise InputError(f"{path}: cannot tell the format from the name; set input.format to parquet or jsonl")
+    return _FORMATS[suffix]
+
+
+def _check_first_bytes(path: Path, format: Format) -> None:
+    if not path.is_file():
+        raise InputError(f"{path}: not a regular file; the input is read twice")
+    with path.open("rb") as file:
+        head = file.read(4)
+        file.seek(max(0, path.stat().st_size - 4))
+        tail = file.read(4)
+    if format == "jsonl":
+        for mark, kind in _NOT_LINES.items():
+            if head.startswith(mark):
+                raise InputError(f"{path}: not JSON lines but {kind}")
+    elif head != _PARQUET_MARK:
+        raise InputError(f"{path}: not a Parquet file (it does not begin with PAR1)")
+    elif tail != _PARQUET_MARK:
+        raise InputError(f"{path}: the Parquet file is cut off (it does not end with PAR1)")
+
+
+def _data_files(paths: Sequence[Path]) -> Iterator[DataFile]:
+    shared = os.path.commonpath([os.path.abspath(path.parent) for path in paths])
+    for path in paths:
+        name = os.fsencode(os.path.relpath(path, shared)).decode("utf-8", "backslashreplace")
+        state = path.stat()
+        yield DataFile(path, name, state.st_size, state.st_mtime_ns)

@@ -1,0 +1,22 @@
+"""Row: one input record on its way to a prompt. Knows nothing of files beyond the words that name its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One input record.
+
+    `values` holds only the columns that make the prompt (and the id); the carried columns are read again when the
+    output is written, so that a job's memory does not grow with the width of its input. A key that the record lacks
+    (JSONL) is absent from `values`; a null is None.
+    """
+
+    index: int  # position in the whole input, from 0
+    place: str  # where it came from, for messages: "data.jsonl line 3" or "data.parquet row 3"
+    values: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None  # why the record could not be read; `values` is then empty

@@ -1,0 +1,276 @@
+"""Document: a job file and its `--set` overrides as one tree of YAML nodes; every value knows where it was written.
+
+Knows YAML 1.2 and nothing of the keys that a job file may have. The nodes of an override carry its text as their file
+name, so that a mistake in it is placed by the same means as a mistake in the file.
+"""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
+
+from batchgen.errors import SpecError
+
+Key = tuple[str | int, ...]  # ("sampling", "stop", 0) is written sampling.stop[0]
+
+_STR, _MAP = "tag:yaml.org,2002:str", "tag:yaml.org,2002:map"
+# Plain text that looks like one of these is a value of that kind; everything else, dates too, is text.
+_TYPED = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float")}
+
+# Words of the parser -> what to do about it.
+_HINTS = {
+    "found another document": "a job file holds one document; remove the --- and what follows it",
+    "'\\t'": "this is a tab, and YAML is indented with spaces; replace it",
+    "undefined alias": "text that starts with * needs quotes",
+    "mapping values are not allowed": "text with ': ' in it needs quotes; the keys of a section start in one column",
+    "cannot start any token": "text that starts with this character needs quotes",
+}
+
+
+class Place(NamedTuple):
+    """Where something was written. Places sort as a reader meets them: the file by line, then the overrides."""
+
+    is_override: bool
+    line: int  # from 1
+    name: str  # the file as it was given, or "--set key=value"
+
+    def __str__(self) -> str:
+        return self.name if self.is_override else f"{self.name}:{self.line}"
+
+
+class Problem(NamedTuple):
+    """One line of a SpecError."""
+
+    place: Place
+    key: Key
+    what: str  # what is wrong and what to do
+
+    def __str__(self) -> str:
+        return f"{self.place}: {dotted(self.key)}: {self.what}" if self.key else f"{self.place}: {self.what}"
+
+
+class Found(NamedTuple):
+    """The deepest part of a key that exists: its place, and its node where the whole key does."""
+
+    place: Place
+    node: Node | None
+
+
+class _Entry(NamedTuple):
+    name: Node
+    value: Node
+
+
+class Plain(NamedTuple):
+    """The values of a document without their places."""
+
+    values: dict[str, Any]
+    problems: list[Problem]
+
+
+def dotted(key: Key) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key).removeprefix(".")
+
+
+def read_document(path: Path) -> MappingNode:
+    """The nodes of a job file. Raises SpecError where it is missing, not UTF-8, not YAML or not made of sections."""
+    text = _read_text(path)
+    directive = re.search(r"^%", text, re.MULTILINE)
+    if directive:
+        raise SpecError([f"{path}:{_line(text, directive.start())}: remove this % line; a job file is always YAML 1.2"])
+    root = _compose(text, str(path))
+    if root is None:
+        raise SpecError([f"{path}: the file is empty; a job needs at least the sections model, input and output"])
+    if not isinstance(root, MappingNode):
+        raise SpecError([f"{_place(root)}: expected sections (model:, input:, output:), got {written(root)}"])
+    return root
+
+
+def set_override(root: MappingNode, override: str) -> None:
+    """Add `key=value` to the document (mutates `root`). Raises SpecError where it is not of that form."""
+    name, is_pair, text = override.partition("=")
+    place = f"--set {override}"
+    parts = name.strip().split(".")
+    if not is_pair or not all(parts):
+        raise SpecError([f"{place}: expected key=value, for example --set sampling.seed=1"])
+    node = _compose(text.strip() or "null", place)
+    if node is None or node.end_mark.index < len(text.strip()):
+        raise SpecError([f"{place}: a # after a space starts a comment in YAML; put the value in quotes"])
+    if isinstance(node, MappingNode):
+        raise SpecError([f"{place}: expected one value or a list; text with {{ or ': ' in it needs quotes"])
+    for part in parts[:-1]:
+        section = _entry(root, part)
+        inner = section.value if section else None
+        if not isinstance(inner, MappingNode):
+            inner = MappingNode(_MAP, [], node.start_mark, node.end_mark)
+            _append(root, part, inner)
+        root = inner
+    _append(root, parts[-1], node)
+
+
+def to_plain(root: MappingNode) -> Plain:
+    """The document's values (overrides win), and its doubled keys, tags, cycles and keys that are not text."""
+    builder = _Builder()
+    return Plain(builder.build(root, ()), builder.problems)
+
+
+def find(root: MappingNode, key: Key) -> Found:
+    """Follow `key` as far as it exists."""
+    node: Node = root
+    place = _place(root)
+    for part in key:
+        if isinstance(part, int):
+            if isinstance(node, SequenceNode):  # else one text stands for a list of one
+                node = node.value[part]
+                place = _place(node)
+            continue
+        entry = _entry(node, part) if isinstance(node, MappingNode) else None
+        if entry is None:
+            return Found(place, None)
+        # The key's place and not the value's: a section's first value is on a later line.
+        place, node = _place(entry.name), entry.value
+    return Found(place, node)
+
+
+def written(node: Node) -> str:
+    """A value as the user wrote it, shortened, for messages."""
+    if isinstance(node, MappingNode):
+        return "a section"
+    if isinstance(node, SequenceNode):
+        return "a list" if node.value else "an empty list"
+    assert isinstance(node, ScalarNode)
+    text = str(node.value) if len(node.value) <= 60 else f"{node.value[:60]}…"
+    if node.style is None:
+        return text or "nothing"
+    quote = "'" if node.style == "'" else '"'
+    return quote + text.replace("\n", "\\n") + quote
+
+
+class _Builder:
+    """Turns nodes to plain values and notes what a job file may not contain."""
+
+    def __init__(self) -> None:
+        yaml = YAML(typ="safe", pure=True)
+        self.problems: list[Problem] = []
+        self._resolver, self._constructor = yaml.resolver, yaml.constructor
+        self._built: dict[int, Any] = {}  # node id -> value: an anchor used many times is built once
+        self._open: set[int] = set()  # ids of the nodes around the one that is being built
+
+    def build(self, node: Node, key: Key) -> Any:
+        if id(node) in self._open:
+            self._note(node, key, f"the anchor &{node.anchor} contains itself; write the value out")
+            return None
+        if id(node) not in self._built:
+            self._open.add(id(node))
+            self._built[id(node)] = self._value(node, key)
+            self._open.remove(id(node))
+        return self._built[id(node)]
+
+    def _value(self, node: Node, key: Key) -> Any:
+        is_plain = getattr(node, "style", None) is None
+        # What the value would be without a tag.
+        tag = self._resolver.resolve(type(node), node.value, (is_plain, not is_plain))
+        if str(tag) != node.tag:
+            self._note(node, key, f"the tag {_short_tag(node)} is not allowed; write a plain value")
+        if isinstance(node, MappingNode):
+            return self._mapping(node, key)
+        if isinstance(node, SequenceNode):
+            return [self.build(item, (*key, position)) for position, item in enumerate(node.value)]
+        return self._scalar(node, str(tag), key)
+
+    def _mapping(self, node: MappingNode, key: Key) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        for name, value in node.value:
+            place = _place(name)
+            if not isinstance(name, ScalarNode):
+                self._note(name, key, "expected a key that is text; text that starts with { or [ needs quotes")
+                continue
+            inner = (*key, name.value)
+            if name.value in lines and not place.is_override:
+                twice = f"given twice, on lines {lines[name.value]} and {place.line}; keep one"
+                self.problems.append(Problem(place, inner, twice))
+            lines.setdefault(name.value, place.line)
+            values[name.value] = self.build(value, inner)
+        return values
+
+    def _scalar(self, node: Node, tag: str, key: Key) -> Any:
+        if tag not in _TYPED:
+            return node.value
+        try:
+            return self._constructor.construct_object(ScalarNode(tag, node.value, node.start_mark, node.end_mark))
+        except ValueError:  # thousands of digits, or a lone ._
+            self._note(node, key, f"{written(node)} cannot be read as a number; text that looks like one needs quotes")
+            return None
+
+    def _note(self, node: Node, key: Key, what: str) -> None:
+        self.problems.append(Problem(_place(node), key, what))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise SpecError(
+            [f"{path}:{line}: not UTF-8 text (byte 0x{error.object[error.start]:02x}); save it as UTF-8"]
+        ) from None
+    except IsADirectoryError:
+        raise SpecError([f"{path}: is a folder; give a job file, for example {path / 'job.yaml'}"]) from None
+    except FileNotFoundError:
+        raise SpecError([f"{path}: no such job file"]) from None
+    except OSError as error:
+        raise SpecError([f"{path}: cannot be read: {error.strerror}"]) from None
+
+
+def _compose(text: str, name: str) -> Node | None:
+    stream = StringIO(text)
+    stream.name = name  # the parser puts it into every mark
+    try:
+        root: Node | None = YAML(typ="safe", pure=True).compose(stream)
+    except MarkedYAMLError as error:
+        raise SpecError([_syntax_problem(error)]) from None
+    except ReaderError as error:
+        place = Place(name.startswith("--set "), _line(text, text.index(chr(error.character))), name)
+        raise SpecError([f"{place}: the character U+{error.character:04X} is not allowed in YAML; remove it"]) from None
+    except RecursionError:
+        raise SpecError([f"{name}: nested far too deeply to be a job file"]) from None
+    return root
+
+
+def _syntax_problem(error: MarkedYAMLError) -> str:
+    context = f" ({error.context})" if error.context else ""
+    hint = next((f"; {hint}" for words, hint in _HINTS.items() if words in error.problem), "")
+    return f"{_mark_place(error.problem_mark)}: not valid YAML: {error.problem}{context}{hint}"
+
+
+def _entry(mapping: MappingNode, name: str) -> _Entry | None:
+    """The last entry of that name: an override stands after what it overrides."""
+    return next((_Entry(*entry) for entry in reversed(mapping.value) if entry[0].value == name), None)
+
+
+def _append(mapping: MappingNode, name: str, node: Node) -> None:
+    mapping.value.append((ScalarNode(_STR, name, node.start_mark, node.end_mark), node))
+
+
+def _short_tag(node: Node) -> str:
+    return str(node.tag).replace("tag:yaml.org,2002:", "!!")
+
+
+def _place(node: Node) -> Place:
+    return _mark_place(node.start_mark)
+
+
+def _mark_place(mark: Any) -> Place:
+    return Place(mark.name.startswith("--set "), mark.line + 1, mark.name)
+
+
+def _line(text: str, position: int) -> int:
+    return text.count("\n", 0, position) + 1

@@ -1,0 +1,118 @@
+"""What a job file has against the schema, in plain words: pydantic's errors, translated. Knows `spec.py` and no file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from ruamel.yaml.nodes import MappingNode
+
+from batchgen.job.document import Key, Problem, find, written
+from batchgen.job.spec import LIST_BRANCH, TEXT_BRANCH, JobSpec
+
+# pydantic's error type -> what was expected; braces are filled from the error's own context.
+_EXPECTED = {
+    "bool_type": "true or false",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "int_type": "a whole number",
+    "is_instance_of": "a list",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "{expected}",
+    "model_type": "a section of keys",
+    "string_too_short": "some text",
+    "string_type": "text",
+    "string_unicode": "text that can be written as UTF-8",
+    "too_short": "at least one entry",
+}
+
+# What other tools call it -> what it is called here. Suggested only where the section has the key.
+FOREIGN_NAMES = {
+    "attn_implementation": "attention",
+    "attention_backend": "attention",
+    "batch_size": "max_num_seqs",
+    "column": "prompt",
+    "context_length": "max_model_len",
+    "data": "path",
+    "dir": "path",
+    "directory": "path",
+    "enable_prefix_caching": "prefix_cache",
+    "eos_token_id": "stop_token_ids",
+    "file": "path",
+    "files": "path",
+    "folder": "path",
+    "gpu_memory_utilization": "memory_fraction",
+    "id_column": "id",
+    "max_batch_size": "max_num_seqs",
+    "max_completion_tokens": "max_tokens",
+    "max_gen_toks": "max_tokens",
+    "max_length": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_num_batched_tokens": "max_batched_tokens",
+    "max_output_tokens": "max_tokens",
+    "max_rows": "limit",
+    "max_seq_len": "max_model_len",
+    "max_seq_length": "max_model_len",
+    "model": "path",
+    "model_name_or_path": "path",
+    "name": "path",
+    "num_gpu_blocks_override": "num_blocks",
+    "num_predict": "max_tokens",
+    "page_size": "block_size",
+    "pretrained": "path",
+    "prompt_column": "prompt",
+    "random_seed": "seed",
+    "repo_id": "path",
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "system_prompt": "system",
+    "temp": "temperature",
+    "torch_dtype": "dtype",
+}
+
+
+def schema_problems(error: ValidationError, root: MappingNode) -> list[Problem]:
+    return [_problem(item, root) for item in error.errors(include_url=False)]
+
+
+def section_keys(section: str | None) -> list[str]:
+    """The keys of a section; of the whole file for None; none for a name that is no section."""
+    if section is None:
+        return list(JobSpec.model_fields)
+    field = JobSpec.model_fields.get(section)
+    model = field.annotation if field else None
+    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+
+
+def _problem(item: Mapping[str, Any], root: MappingNode) -> Problem:
+    # A union's branch is a part of pydantic's location and not of the key.
+    key: Key = tuple(part for part in item["loc"] if part not in (TEXT_BRANCH, LIST_BRANCH))
+    found = find(root, key)
+    if item["type"] == "missing":
+        return Problem(found.place, key, "missing, and it has no default; add it")
+    if item["type"] == "extra_forbidden":
+        return Problem(found.place, key, f"unknown key; {_advice(key)}")
+    got = "" if found.node is None else f", got {written(found.node)}"
+    if item["type"] == "value_error":  # our own words, from spec.py; those about a whole section say what they found
+        return Problem(found.place, key, f"{item['ctx']['error']}{'' if isinstance(found.node, MappingNode) else got}")
+    limits = {name: f"{value:g}" if isinstance(value, float) else value for name, value in item.get("ctx", {}).items()}
+    return Problem(found.place, key, f"expected {_EXPECTED[item['type']].format_map(limits)}{got}")
+
+
+def _advice(key: Key) -> str:
+    *sections, name = (str(part) for part in key)
+    known = section_keys(sections[0] if sections else None)
+    near = FOREIGN_NAMES.get(name)
+    if near not in known:
+        near = next(iter(get_close_matches(name, known, n=1)), None)
+    if near:
+        return f"did you mean {near}?"
+    elsewhere = [section for section in section_keys(None) if name in section_keys(section)]
+    if elsewhere:
+        return f"did you mean {' or '.join(f'{section}.{name}' for section in elsewhere)}?"
+    return f"known here: {', '.join(known)}"

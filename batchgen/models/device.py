@@ -1,0 +1,131 @@
+"""Where a model runs and how much memory is left there. Knows devices and cgroups; knows nothing of KV or requests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from batchgen.errors import CapacityError, ModelError
+
+if TYPE_CHECKING:
+    from batchgen.models.load import ModelInfo
+
+_BF16_CAPABILITIES = ("avx512_bf16", "amx_bf16", "bf16")  # the last one is ARM's name
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` (a GPU if there is one), `cpu`, `cuda` (the first) or `cuda:N`. ModelError: that GPU is not there."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ModelError(f"engine.device is {name}, but {_why_no_gpu()}. Use engine.device: cpu, or auto.")
+    index = int(name.partition(":")[2] or 0)
+    if index >= torch.cuda.device_count():
+        raise ModelError(f"engine.device is {name}, but the GPUs here are 0 to {torch.cuda.device_count() - 1}.")
+    return torch.device("cuda", index)
+
+
+def _why_no_gpu() -> str:
+    built_for = torch.version.cuda or torch.version.hip
+    if built_for is None:
+        return f"torch {torch.__version__} was built for the CPU only"
+    return f"torch {torch.__version__}, built for CUDA or ROCm {built_for}, finds no usable GPU (driver, or none visible)"
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether the device multiplies bfloat16 matrices in hardware; emulated, it is slower than float32."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            return torch.cuda.is_bf16_supported(including_emulation=False)
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in _BF16_CAPABILITIES)
+
+
+def check_weights_fit(info: ModelInfo, device: torch.device, fraction: float) -> None:
+    """CapacityError if the weights alone exceed `fraction` of the memory that is available on `device`."""
+    available = available_memory(device)
+    if info.weight_bytes > fraction * available:
+        dtype = str(info.dtype).removeprefix("torch.")
+        raise CapacityError(
+            f"the model itself does not fit on {device}, before any KV block: the weights of {info.path} take "
+            f"{_gib(info.weight_bytes)} in {dtype}, and of the {_gib(available)} available only "
+            f"{_gib(fraction * available)} may be used (engine.memory_fraction: {fraction}). Choose a smaller model, a "
+            f"larger device, a smaller model.dtype, or raise engine.memory_fraction."
+        )
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes this process can still take: free GPU memory, or RAM within the limits of its cgroups."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():  # not Linux: all of the RAM, as no portable call tells what is free
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    cgroup = Path("/proc/self/cgroup")
+    limits = cgroup_memory(cgroup.read_text(), _CGROUP_ROOT) if cgroup.exists() else []
+    return min([meminfo_available(meminfo.read_text()), *limits])
+
+
+def meminfo_available(text: str) -> int:
+    """Bytes of the `MemAvailable` line of /proc/meminfo."""
+    values = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return int(values["MemAvailable"].split()[0]) * 1024
+
+
+class _Hierarchy(NamedTuple):
+    """Where a cgroup version mounts, and the names of its memory files."""
+
+    mounts: tuple[str, ...]
+    limit: str
+    usage: str
+    # the line of memory.stat that counts file pages the kernel drops first; they are in `usage` but can be taken
+    reclaimable: str
+
+
+_V1 = _Hierarchy(("memory",), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _Hierarchy(("", "unified"), "memory.max", "memory.current", "inactive_file")
+
+
+def cgroup_memory(proc_cgroup: str, root: Path) -> list[int]:
+    """Bytes left under each memory limit that holds, given the text of /proc/self/cgroup and where cgroups mount.
+
+    Every level up to the root counts: a parent's limit binds its children. A level without files is skipped, since
+    inside a container the path may be the host's, and then only the root level is there.
+    """
+    left = []
+    for hierarchy, path in _memory_cgroups(proc_cgroup):
+        for mount in hierarchy.mounts:
+            folder = root / mount / path
+            levels = [folder, *folder.parents][: len(Path(path).parts) + 1]
+            left += [room for level in levels if (room := _room(level, hierarchy)) is not None]
+    return left
+
+
+def _memory_cgroups(proc_cgroup: str) -> Iterator[tuple[_Hierarchy, str]]:
+    for line in proc_cgroup.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            yield _V2, path.lstrip("/")
+        elif "memory" in controllers.split(","):
+            yield _V1, path.lstrip("/")
+
+
+def _room(folder: Path, hierarchy: _Hierarchy) -> int | None:
+    """Bytes left in one cgroup, or None where it sets no limit."""
+    if not (folder / hierarchy.limit).exists():
+        return None
+    limit = (folder / hierarchy.limit).read_text().strip()
+    if limit == "max":
+        return None
+    stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    used = int((folder / hierarchy.usage).read_text()) - int(stat.get(hierarchy.reclaimable, 0))
+    return max(0, int(limit) - used)

@@ -1,0 +1,163 @@
+"""Which models can be run exactly, judged from the config and the source of the model class before weights are read.
+
+Each refusal is a function from a `Candidate` to the reason, or None. They hold even with `model.allow_untested`. What
+only a forward can show (calls per layer, keywords of the attention call) is `probe.py`'s.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+from batchgen.errors import ModelError
+
+# Families whose greedy tokens are compared with transformers' own `generate` in the tests.
+TESTED_FAMILIES = frozenset({"llama", "qwen3", "gemma2", "gpt2"})
+
+_PLAIN_LAYERS = {"full_attention", "sliding_attention"}
+# Parts of a text decoder's config that are configs of their own, but not models.
+_SETTINGS = {"attn_config", "ffn_config"}
+_MODALITIES = ("vision_config", "audio_config", "image_config", "video_config", "speech_config")
+_ATTENTION_CALL = re.compile(r"\battention_interface\((.*?)\n\s+\)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A config and the model class that would be built from it."""
+
+    config: PreTrainedConfig
+    model_class: type | None  # None: transformers has no causal language model of this kind
+    source: str  # of the module of the class; empty without one
+
+    def get(self, name: str) -> Any:
+        """A setting of the config, None if it has no such setting."""
+        return getattr(self.config, name, None)
+
+
+def refuse_unsupported(config: PreTrainedConfig, allow_untested: bool) -> None:
+    """ModelError, naming the family and the reason, unless the model can be run exactly. Reads no weights.
+
+    A family outside TESTED_FAMILIES passes only with `allow_untested`.
+    """
+    candidate = _candidate(config)
+    for refusal in REFUSALS:
+        reason = refusal(candidate)
+        if reason is not None:
+            raise ModelError(f"model family {config.model_type} cannot be run exactly, so it is refused: {reason}.")
+    if config.model_type not in TESTED_FAMILIES and not allow_untested:
+        raise ModelError(
+            f"model family {config.model_type} has no parity test in batchgen (tested: "
+            f"{', '.join(sorted(TESTED_FAMILIES))}). To run it all the same, set model.allow_untested: true."
+        )
+
+
+def has_own_code(config: PreTrainedConfig) -> bool:
+    """Whether transformers itself has the model class; only otherwise the code in the checkpoint is used."""
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+
+
+def _candidate(config: PreTrainedConfig) -> Candidate:
+    model_class = _model_class(config)
+    source = inspect.getsource(sys.modules[model_class.__module__]) if model_class is not None else ""
+    return Candidate(config, model_class, source)
+
+
+def _model_class(config: PreTrainedConfig) -> type | None:
+    if has_own_code(config):
+        found = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        return found[0] if isinstance(found, tuple) else found
+    reference = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
+    # A config class from outside transformers is here only because the user trusts the checkpoint's code.
+    return get_class_from_dynamic_module(reference, config.name_or_path) if reference else None
+
+
+def _quantised(candidate: Candidate) -> str | None:
+    settings = candidate.get("quantization_config") or candidate.get("compression_config")
+    if not settings:
+        return None
+    method = settings.get("quant_method") if isinstance(settings, Mapping) else settings.quant_method
+    return f"its weights are quantised ({method}); only plain weights and .gguf files are read"
+
+
+def _encoder_decoder(candidate: Candidate) -> str | None:
+    return "it is an encoder-decoder model" if candidate.config.is_encoder_decoder else None
+
+
+def _made_of_several(candidate: Candidate) -> str | None:
+    parts = {name for name in candidate.config.sub_configs if name not in _SETTINGS}
+    parts |= {name for name in _MODALITIES if candidate.get(name) is not None}
+    if not parts:
+        return None
+    return f"it takes more than text, or is made of several models ({', '.join(sorted(parts))})"
+
+
+def _no_causal_class(candidate: Candidate) -> str | None:
+    return None if candidate.model_class else "transformers has no causal language model for it"
+
+
+def _looks_ahead(candidate: Candidate) -> str | None:
+    if candidate.get("use_bidirectional_attention") in (True, "all") or candidate.get("is_causal") is False:
+        return "its config asks for attention to later tokens"
+    chooses = "config.is_decoder" in candidate.source and "create_bidirectional_mask" in candidate.source
+    if chooses and not candidate.get("is_decoder"):
+        return "it is an encoder (is_decoder is not set), which attends to later tokens"
+    return None
+
+
+def _keeps_other_state(candidate: Candidate) -> str | None:
+    stateful = getattr(candidate.model_class, "_is_stateful", False)
+    if stateful or "create_recurrent_attention_mask" in candidate.source:
+        return "it has recurrent, convolutional or hybrid layers, whose state is not in the KV cache"
+    odd = set(candidate.get("layer_types") or ()) - _PLAIN_LAYERS
+    return f"it has layers of another kind ({', '.join(sorted(odd))}) than full or sliding attention" if odd else None
+
+
+def _off_the_interface(candidate: Candidate) -> str | None:
+    if "ALL_ATTENTION_FUNCTIONS" in candidate.source:
+        return None
+    return "its attention does not go through the attention interface of transformers, so its KV cannot be paged"
+
+
+def _window_only_in_the_mask(candidate: Candidate) -> str | None:
+    if candidate.get("attention_chunk_size"):
+        return "its attention chunks live only in the mask, which is not made here"
+    windowed = candidate.get("sliding_window") or "sliding_attention" in (candidate.get("layer_types") or ())
+    passed = any("sliding_window=" in call for call in _ATTENTION_CALL.findall(candidate.source))
+    if windowed and not passed and "sliding_window" in candidate.source:
+        return "its sliding window lives only in the mask, which is not made here"
+    return None
+
+
+def _rope_looks_at_the_batch(candidate: Candidate) -> str | None:
+    for kind in _rope_types(candidate.get("rope_parameters") or candidate.get("rope_scaling") or {}):
+        if "dynamic" in kind or kind == "longrope":
+            return f"its rotary embedding ({kind}) looks at the longest position of the batch"
+    return None
+
+
+def _rope_types(settings: Mapping[str, Any]) -> Iterator[str]:
+    """The rope types of a config: one, or one for each kind of layer."""
+    for per_layer in [settings, *(value for value in settings.values() if isinstance(value, Mapping))]:
+        kind = per_layer.get("rope_type", per_layer.get("type"))
+        if isinstance(kind, str):
+            yield kind
+
+
+REFUSALS: tuple[Callable[[Candidate], str | None], ...] = (
+    _encoder_decoder,
+    _made_of_several,
+    _no_causal_class,
+    _quantised,
+    _keeps_other_state,
+    _off_the_interface,
+    _looks_ahead,
+    _window_only_in_the_mask,
+    _rope_looks_at_the_batch,
+)

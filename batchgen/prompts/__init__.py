@@ -1,0 +1,1 @@
+"""Prompts: a row to token ids and back to text. Knows the tokenizer and its template; knows no engine."""

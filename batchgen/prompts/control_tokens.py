@@ -1,0 +1,88 @@
+"""The strings that a tokenizer reads as control tokens: kept apart from the same strings inside a user's text.
+
+A control string in a row's text is swapped for a private-use character before the chat template runs and put back
+after the rendered text was split at the template's own control tokens, so that it is never one of them. A control
+string that the template builds itself, for example out of a role's name, is the template's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from batchgen.errors import RowError
+
+if TYPE_CHECKING:
+    from transformers import AddedToken
+
+T = TypeVar("T")
+
+_PRIVATE_USE = range(0xF0000, 0xFFFFE)
+# What the tokenizers library strips beside a token; Python's `\s` also has the four separators 1C to 1F.
+_WHITESPACE = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"  # fmt: skip
+
+
+class Segment(NamedTuple):
+    """Ordinary text of a rendered chat and the control token behind it."""
+
+    text: str
+    control_id: int | None  # None: the text ends here
+
+
+class ControlTokens:
+    """The control tokens of one tokenizer: those it marks as special."""
+
+    def __init__(self, id_to_added_token: Mapping[int, AddedToken]) -> None:
+        self._added = {token.content: token for token in id_to_added_token.values() if token.special and token.content}
+        self.text_to_id = {t.content: n for n, t in id_to_added_token.items() if t.content in self._added}
+        longest_first = sorted(self._added, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    def split(self, text: str) -> Iterator[Segment]:
+        """Cut `text` at its control tokens as the tokenizer does; the segments in order, the last without a token."""
+        start, strip_left = 0, False
+        for match in self._pattern.finditer(text):
+            token = self._added[match.group()]
+            segment = text[start : match.start()]
+            segment = segment.lstrip(_WHITESPACE) if strip_left else segment
+            yield Segment(segment.rstrip(_WHITESPACE) if token.lstrip else segment, self.text_to_id[token.content])
+            start, strip_left = match.end(), token.rstrip
+        yield Segment(text[start:].lstrip(_WHITESPACE) if strip_left else text[start:], None)
+
+    def hide(self, value: T, *, also_used: str = "") -> tuple[T, dict[int, str]]:
+        """Swap the control strings in all text of a JSON-like value (not in keys) for private-use characters.
+
+        Returns the new value and the table for `str.translate` that puts the strings back; the table is empty, and
+        the value the same, where there was none. No character of the table occurs in `value` or in `also_used`.
+        """
+        texts = list(_texts(value))
+        found = dict.fromkeys(string for text in texts for string in self._pattern.findall(text))
+        if not found:
+            return value, {}
+        used = set(also_used).union(*texts)
+        marks = dict(zip(found, (chr(n) for n in _PRIVATE_USE if chr(n) not in used), strict=False))
+        if len(marks) < len(found):
+            raise RowError("the text holds control strings and leaves no private-use character to mark them with")
+        hidden = _map_texts(value, lambda text: self._pattern.sub(lambda match: marks[match.group()], text))
+        return hidden, {ord(mark): string for string, mark in marks.items()}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from _texts(list(value.values()))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _map_texts(item, change) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_map_texts(item, change) for item in value]
+    return value

@@ -1,0 +1,32 @@
+"""RequestOutput: the last of a row's four forms. A root noun: `engine` makes it, `prompts` adds the text, `io` writes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a row ended."""
+
+    STOP = "stop"  # an end token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens or the context limit
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What is written for one sample of one row.
+
+    The token counts are None for a row that was never tokenised. `completion` is None for a row that failed before
+    its first token.
+    """
+
+    row_index: int
+    finish_reason: FinishReason
+    sample_index: int = 0
+    completion: str | None = None
+    error: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None  # prompt tokens whose KV was reused at the first admission

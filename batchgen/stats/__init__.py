@@ -1,0 +1,1 @@
+"""Stats: events of a run to one versioned report. Knows definitions of figures; decides nothing."""

@@ -1,0 +1,29 @@
+"""Attention over a paged KV pool: one contract, several backends. Imports nothing of `batchgen`.
+
+reference   plain torch, the truth
+cpu         torch operations that read a group's shared blocks once for all its rows
+"""
+
+from __future__ import annotations
+
+from batchgen_kernels.contract import (
+    AttentionBackend,
+    AttentionOptions,
+    AttentionStep,
+    BlockGroup,
+    LayerCache,
+    write_kv,
+)
+from batchgen_kernels.cpu import CpuBackend
+from batchgen_kernels.reference import ReferenceBackend
+
+__all__ = [
+    "AttentionBackend",
+    "AttentionOptions",
+    "AttentionStep",
+    "BlockGroup",
+    "CpuBackend",
+    "LayerCache",
+    "ReferenceBackend",
+    "write_kv",
+]

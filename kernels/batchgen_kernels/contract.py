@@ -1,0 +1,89 @@
+"""The attention contract: what every backend is given and must do. Knows tensors; imports nothing of `batchgen`.
+
+A layer's KV pool is a pair of tensors, one block of one KV head contiguous:
+
+    key_cache    [num_blocks, num_kv_heads, block_size, key_head_size]
+    value_cache  [num_blocks, num_kv_heads, block_size, value_head_size]
+
+    slot of a token = block_table[position // block_size] * block_size + position % block_size
+
+Slots that hold no token may contain anything, NaN included: what is masked is selected away, never multiplied by 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class BlockGroup(NamedTuple):
+    """Rows `[start, stop)` of a step whose block tables begin with the same `num_blocks` full, computed blocks."""
+
+    start: int
+    stop: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionStep:
+    """Where the tokens of one step are. The T query tokens of R rows lie one row after the other.
+
+    Row r has the queries `[query_starts[r], query_starts[r + 1])`, the last ones of its `seq_lens[r]` tokens, in the
+    blocks `block_tables[r]`. The lists are the host's copy for backends that work row by row.
+    """
+
+    slot_mapping: Tensor  # [T] int64: where each token's K and V go
+    block_tables: Tensor  # [R, max_blocks] int64, padded with 0
+    query_starts: Sequence[int]  # R + 1
+    seq_lens: Sequence[int]  # R, this step's tokens included
+    groups: Sequence[BlockGroup]  # disjoint, in the order of rows; blocks that only full, earlier tokens fill
+    block_size: int
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.seq_lens)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """What a layer wants of its attention."""
+
+    scale: float
+    sliding_window: int | None = None  # a token sees itself and this number - 1 before it
+    soft_cap: float | None = None  # scores become cap * tanh(score / cap)
+    sinks: Tensor | None = None  # [num_heads]: a logit a head that takes part in the softmax and adds no value
+
+
+class LayerCache(NamedTuple):
+    """One layer's share of the KV pool, shaped as drawn above."""
+
+    key: Tensor
+    value: Tensor
+
+
+class AttentionBackend(Protocol):
+    """`prepare` once a step, `attend` once a layer."""
+
+    def prepare(self, step: AttentionStep) -> Any:
+        """What all layers of a step have in common; handed to `attend`."""
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, prepared: Any, options: AttentionOptions
+    ) -> Tensor:
+        """Write the step's K and V to their slots, then attend over the block tables.
+
+        query [T, num_heads, key_head_size], key [T, num_kv_heads, key_head_size], value [T, num_kv_heads,
+        value_head_size] -> [T, num_heads, value_head_size] in the dtype of `query`. Writing comes first, so a row sees
+        blocks that another row of the same step fills.
+        """
+
+
+def write_kv(key: Tensor, value: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
+    """Copy key and value [T, num_kv_heads, head_size] into the slots [T] of the pool."""
+    block_size = cache.key.shape[2]
+    block_ids, offsets = slot_mapping // block_size, slot_mapping % block_size
+    cache.key[block_ids, :, offsets] = key
+    cache.value[block_ids, :, offsets] = value

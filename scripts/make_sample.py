@@ -1,0 +1,41 @@
+"""Makes jobs/data/bbh_sample.parquet out of the whole BIG-Bench Hard: python scripts/make_sample.py PATH/TO/bbh.parquet
+
+Two rows of each task, in an order that has nothing to do with the tasks, so that a run has prefixes to find.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+SAMPLE = Path(__file__).resolve().parent.parent / "jobs" / "data" / "bbh_sample.parquet"
+COLUMNS = ["id", "task", "system", "prompt", "target"]
+ROWS_PER_TASK = 2
+SEED = 0
+
+
+def pick(tasks: list[str]) -> list[int]:
+    """Positions of the first rows of every task, shuffled with a fixed seed."""
+    positions: defaultdict[str, list[int]] = defaultdict(list)
+    for position, task in enumerate(tasks):
+        positions[task].append(position)
+    picked = [position for task in sorted(positions) for position in positions[task][:ROWS_PER_TASK]]
+    random.Random(SEED).shuffle(picked)
+    return picked
+
+
+def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit(f"usage: python {sys.argv[0]} PATH/TO/bbh.parquet")
+    table: pa.Table = pq.read_table(sys.argv[1], columns=COLUMNS)
+    pq.write_table(table.take(pick(table["task"].to_pylist())), SAMPLE, compression="zstd")
+    print(f"wrote {SAMPLE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# All that a change must pass: lint, format, types, tests. Arguments go to pytest: scripts/test.sh tests/io -x
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/_env.sh"
+
+prepare gguf,dev
+
+say "ruff check" && python -m ruff check .
+say "ruff format --check" && python -m ruff format --check .
+say "mypy" && python -m mypy
+say "pytest" && python -m pytest "$@"

@@ -1,0 +1,44 @@
+"""What every test runs with: no network, a fixed seed, few threads. Imports torch only where a test already has."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    import torch
+
+# Before transformers or tokenizers are imported by a test file: they read these once.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+@pytest.fixture(autouse=True)
+def _repeatable() -> None:
+    """Seed torch and hold it to two threads, in the tests that use torch at all."""
+    if "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        torch.manual_seed(0)
+        torch.set_num_threads(2)
+
+
+@pytest.fixture
+def nan_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory nobody wrote is noticed: `torch.empty` and `torch.empty_like` give NaN (integers: the smallest value)."""
+    import torch
+
+    def filled(make: Any) -> Any:
+        def make_filled(*args: Any, **kwargs: Any) -> torch.Tensor:
+            tensor: torch.Tensor = make(*args, **kwargs)
+            if tensor.dtype is torch.bool:
+                return tensor
+            unwritten = float("nan") if tensor.is_floating_point() else torch.iinfo(tensor.dtype).min
+            return tensor.fill_(unwritten)
+
+        return make_filled
+
+    monkeypatch.setattr(torch, "empty", filled(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))

@@ -1,0 +1,113 @@
+"""Batched, prefix-shared, preempted output equals plain `generate`, one row at a time, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from batchgen_kernels import CpuBackend, ReferenceBackend
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from batchgen.engine.assemble import EngineSettings, assemble_engine
+from batchgen.engine.engine import Engine
+from batchgen.engine.request import Request
+from batchgen.models.attention import IMPLEMENTATION
+from batchgen.models.probe import AttentionLayer, probe_attention
+from batchgen.plan.order import prefix_order, shared_with_next
+from batchgen.sampling_params import SamplingParams
+from tests.tiny_models import VOCAB_SIZE, context_model, tiny_gemma2, tiny_gpt2, tiny_qwen3
+
+MAX_TOKENS = 20
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": context_model,
+    "qwen3": tiny_qwen3,
+    "gemma2": tiny_gemma2,
+    "gpt2": tiny_gpt2,
+}
+BACKENDS = {"cpu": CpuBackend, "reference": ReferenceBackend}
+
+
+def make_prompts() -> list[list[int]]:
+    """Lengths 1, 15, 16, 17, 33 and 200, and three more that share their first 40 tokens with the longest."""
+    generator = np.random.default_rng(0)
+    prompts = [generator.integers(0, 256, length).tolist() for length in (1, 15, 16, 17, 33, 200)]
+    return prompts + [prompts[-1][:40] + generator.integers(0, 256, extra).tolist() for extra in (0, 5, 24)]
+
+
+PROMPTS = make_prompts()
+
+
+@cache
+def expected(family: str) -> list[list[int]]:
+    """What `generate` gives for each prompt alone."""
+    model = FAMILIES[family]()
+    return [generate(model, prompt) for prompt in PROMPTS]
+
+
+def generate(model: PreTrainedModel, prompt: Sequence[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    output = model.generate(  # type: ignore[operator]
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=MAX_TOKENS, min_new_tokens=MAX_TOKENS, do_sample=False
+    )
+    return output[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+
+
+def probe(model: PreTrainedModel) -> list[AttentionLayer]:
+    with torch.device("meta"):
+        return probe_attention(AutoModelForCausalLM.from_config(model.config, attn_implementation=IMPLEMENTATION))
+
+
+def make_engine(model: PreTrainedModel, backend: str = "cpu", **settings: int | bool | None) -> Engine:
+    model.set_attn_implementation(IMPLEMENTATION)
+    defaults: dict[str, int | bool | None] = {
+        "num_blocks": 200,
+        "block_size": 16,
+        "max_num_seqs": 8,
+        "max_batched_tokens": 64,
+        "expected_tokens": None,
+        "prefix_cache": True,
+        "by_prefix": True,
+    }
+    merged = EngineSettings(**{**defaults, **settings})  # type: ignore[arg-type]
+    return assemble_engine(model, probe(model), BACKENDS[backend](), [VOCAB_SIZE - 1], merged)
+
+
+def make_requests(prompts: Sequence[Sequence[int]], block_size: int, *, in_order: bool = True) -> list[Request]:
+    """Requests in depth-first order, or in the order given with no future known."""
+    store = [np.array(prompt, np.int32) for prompt in prompts]
+    order = prefix_order(store, range(len(prompts)), [MAX_TOKENS] * len(prompts), block_size)
+    shared: Sequence[int | None] = shared_with_next(store, order)
+    if not in_order:
+        order, shared = list(range(len(prompts))), [None] * len(prompts)
+    return [
+        Request(row, store[row], SamplingParams(), draw_key=row, max_tokens=MAX_TOKENS, shared_with_next=share)
+        for row, share in zip(order, shared, strict=True)
+    ]
+
+
+def run(engine: Engine, requests: Sequence[Request]) -> dict[int, list[int]]:
+    """Drive the engine with an integrity check after every step; nothing may be held at the end."""
+    outputs: dict[int, list[int]] = {}
+    source = iter(requests)
+    while engine._fill(source):
+        for request in engine.step():
+            outputs[request.row_index] = request.output_token_ids
+        engine.scheduler.check_integrity()
+    assert engine.scheduler.cache.pool.num_used == 0
+    return outputs
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 8])
+@pytest.mark.parametrize("prefix_cache", [True, False], ids=["cache", "no-cache"])
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_generate(family: str, block_size: int, prefix_cache: bool, max_num_seqs: int) -> None:
+    engine = make_engine(
+        FAMILIES[family](), block_size=block_size, prefix_cache=prefix_cache, max_num_seqs=max_num_seqs
+    )
+    outputs = run(engine, make_requests(PROMPTS, block_size))
+    assert [outputs[row] for row in range(len(PROMPTS))] == expected(family)
+    assert (engine.stats.num_hit_tokens > 0) == prefix_cache
