@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -66,6 +66,35 @@ def byte_tokenizer(chat_template: str | None = TAIL, add_bos: bool = False) -> P
     if add_bos:
         backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
     return wrap_tokenizer(backend, chat_template)
+
+
+def merging_tokenizer(chat_template: str | None = CHATML, add_bos: bool = False) -> PreTrainedTokenizerFast:
+    """A byte-level BPE with merges that cross words' spaces and newlines, as GPT-2's; `</think>` is an added token."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    backend.train_from_iterator([_CORPUS], trainer)
+    return _finish_trained(backend, chat_template, add_bos)
+
+
+def metaspace_tokenizer(chat_template: str | None = CHATML, add_bos: bool = False) -> PreTrainedTokenizerFast:
+    """A BPE as SentencePiece makes them: a space before the text's first word only; bytes for unknown characters."""
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    learner.train_from_iterator([_CORPUS], trainers.BpeTrainer(vocab_size=120, show_progress=False))
+    learnt = json.loads(learner.to_str())["model"]
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    vocab |= {token: 256 + token_id for token, token_id in learnt["vocab"].items()}
+    merges = [(left, right) for left, right in learnt["merges"]]
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return _finish_trained(backend, chat_template, add_bos)
 
 
 def wrap_tokenizer(backend: Tokenizer, chat_template: str | None) -> PreTrainedTokenizerFast:
@@ -217,6 +246,20 @@ def save_model(
     if generation_config is not None:
         (folder / "generation_config.json").write_text(json.dumps(dict(generation_config)), encoding="utf-8")
     return folder
+
+
+_CORPUS = (
+    "user\nassistant\nsystem\nHello there, how is the weather? Let's think step by step.\n\nThe answer is 42.\n\n" * 3
+)
+
+
+def _finish_trained(backend: Tokenizer, chat_template: str | None, add_bos: bool) -> PreTrainedTokenizerFast:
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
+    backend.add_tokens([AddedToken("</think>", special=False, normalized=False)])
+    if add_bos:
+        bos = [("<bos>", backend.token_to_id("<bos>"))]
+        backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=bos)
+    return wrap_tokenizer(backend, chat_template)
 
 
 _IDS: dict[str, Any] = {

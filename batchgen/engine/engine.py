@@ -18,18 +18,18 @@ class Runner(Protocol):
 
 
 class Engine:
-    """Runs requests in the order given, many at a time; yields each as it ends."""
+    """Runs requests in the order given, many at a time."""
 
     def __init__(self, scheduler: Scheduler, runner: Runner, stats: RunStats) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.stats = stats
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """Take requests as they are needed; every one of them is yielded exactly once, finished."""
+    def run(self, requests: Iterable[Request]) -> Iterator[list[Request]]:
+        """Take requests as they are needed; yields after every step those that ended, each exactly once."""
         source = iter(requests)
         while self._fill(source):
-            yield from self.step()
+            yield self.step()
 
     def step(self) -> list[Request]:
         """One forward of the model over everything that fits; returns the requests that ended."""

@@ -5,6 +5,8 @@ Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011. Tested ag
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import numpy as np
 import numpy.typing as npt
 
@@ -41,3 +43,8 @@ def uniform(
     high, low, _, _ = philox_4x32((positions & _LOW, samples, zero, zero), (keys & _LOW, keys >> _SHIFT))
     bits = (high << np.uint64(21)) ^ (low >> np.uint64(11))
     return bits.astype(np.float64) * 2.0**-53
+
+
+def draw_key(seed: int, row_key: bytes) -> int:
+    """The 64-bit generator key of a row: the job's seed and the row's own key, hashed together."""
+    return int.from_bytes(blake2b(row_key, digest_size=8, key=seed.to_bytes(8, "little")).digest(), "little")

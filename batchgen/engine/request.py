@@ -57,7 +57,7 @@ class Request:
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int | None = None  # set once, at the first admission
-    num_indexed_blocks: int = 0  # leading blocks of block_table that the prefix cache knows
+    num_indexed_blocks: int = 0  # leading blocks of block_table that were offered to the prefix cache
     num_lost_tokens: int = 0  # computed before the last preemption
 
     @property

@@ -222,11 +222,9 @@ class Scheduler:
         for position in range(request.num_indexed_blocks, num_full):
             parent = request.block_table[position - 1] if position else None
             tokens = request.prompt_token_ids[position * size : (position + 1) * size].tobytes()
-            block_id = request.block_table[position]
-            if not self.cache.insert(block_id, parent, tokens, has_later_row=position < num_kept):
-                # An equal block is indexed: this row had to compute its last token again, so this is its last full one.
-                break
-            request.num_indexed_blocks = position + 1
+            # Refused where an equal block is there: this row had to compute its last token again, in its last full block.
+            self.cache.insert(request.block_table[position], parent, tokens, has_later_row=position < num_kept)
+        request.num_indexed_blocks = max(request.num_indexed_blocks, num_full)
 
     def _give_back(self, request: Request) -> None:
         self.cache.release(request.block_table)

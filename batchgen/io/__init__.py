@@ -1,1 +1,11 @@
 """Io: rows in, rows out. Knows file formats and columns; knows nothing of prompts, tokens or models."""
+
+from __future__ import annotations
+
+from batchgen.io.folder import OutputFolder
+from batchgen.io.readers import Input, open_input
+from batchgen.io.rows import Row
+from batchgen.io.schema import ADDED_COLUMNS, output_schema
+from batchgen.io.writers import ResultWriter
+
+__all__ = ["ADDED_COLUMNS", "Input", "OutputFolder", "ResultWriter", "Row", "open_input", "output_schema"]

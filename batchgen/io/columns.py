@@ -20,52 +20,34 @@ if TYPE_CHECKING:
     from batchgen.job.spec import InputSpec
 
 _SETTINGS = ("id", "system", "prompt", "messages", "text", "token_ids")
-_WHOLE_ROW = "row"  # a template that uses this name may look at any column
 
 
 @dataclass(frozen=True, slots=True)
 class PromptColumns:
-    """The columns a job reads to make its prompts."""
+    """The columns a job reads to make its prompts, and their ids."""
 
-    settings: Mapping[str, str]  # column -> the setting under `input:` that names it; each must be there
-    optional: frozenset[str] = frozenset()  # columns that hide a name Jinja has by itself, such as `range`
-    whole_row: bool = False  # all columns, whatever they are called
+    settings: Mapping[str, str]  # column -> the setting under `input:` that names it
 
-    def is_used(self, column: str) -> bool:
-        return self.whole_row or column in self.settings or column in self.optional
+    def plain(self, column: str, value: Any, *, null_is_absent: bool = False) -> Any:
+        """Plain Python value of one of the columns: bytes become text, messages become a list of dicts.
 
-    def plain(self, column: str, value: Any) -> Any:
-        """Plain Python value of a used column: bytes become text, messages become a list of dicts.
-
-        Bytes of a column that only `whole_row` brings in stay bytes. Raises RowError naming the column.
+        `null_is_absent`: a null field inside a message stands for no field, as in Arrow, where all rows share one
+        struct. Raises RowError.
         """
-        if column not in self.settings:
+        if isinstance(value, bytes):
+            value = _decode(value)
+        if self.settings[column] != "messages":
             return value
-        try:
-            if isinstance(value, bytes):
-                value = value.decode()
-            return _plain_messages(value) if self.settings[column] == "messages" else value
-        except UnicodeDecodeError as error:
-            raise RowError(f"column {strict_json.quote(column)}: not valid UTF-8 at byte {error.start + 1}") from error
-        except RowError as error:
-            raise RowError(f"column {strict_json.quote(column)}: {error}") from error
+        if isinstance(value, str):
+            return _drop_null_keys(_parse_messages(value))
+        return _drop_null_keys(_drop_inner_nulls(value) if null_is_absent else value)
 
 
 def prompt_columns(spec: InputSpec) -> PromptColumns:
-    """Columns that the job file names, directly or in its template. Raises InputError for a template that is not Jinja."""
-    settings = {column: name for name in _SETTINGS if (column := getattr(spec, name)) is not None}
-    if spec.template is None:
-        return PromptColumns(settings)
-    environment = jinja2.Environment()
-    try:
-        names = jinja2.meta.find_undeclared_variables(environment.parse(spec.template))
-    except jinja2.TemplateSyntaxError as error:
-        raise InputError(f"input.template, line {error.lineno}: {error.message}") from error
-    optional = names & environment.globals.keys()
-    required = names - optional - {_WHOLE_ROW}
-    return PromptColumns(
-        {**dict.fromkeys(sorted(required), "template"), **settings}, frozenset(optional), not names or _WHOLE_ROW in names
-    )
+    """Columns that the job file names, directly or in its template. Raises InputError for a broken template."""
+    named = {column: name for name in _SETTINGS if (column := getattr(spec, name)) is not None}
+    in_template = () if spec.template is None else _names_in(spec.template)
+    return PromptColumns({**dict.fromkeys(in_template, "template"), **named})
 
 
 def missing_column(place: object, setting: str, column: str, present: Iterable[str]) -> InputError:
@@ -76,16 +58,45 @@ def missing_column(place: object, setting: str, column: str, present: Iterable[s
     return InputError(f"{place}: no column {column!r} (input.{setting}); {hint}the columns are {', '.join(names)}")
 
 
-def _plain_messages(value: Any) -> Any:
+def _names_in(template: str) -> list[str]:
+    environment = jinja2.Environment()
+    environment.globals.clear()  # every name is a column, also one such as `range`
+    try:
+        return sorted(jinja2.meta.find_undeclared_variables(environment.parse(template)))
+    except jinja2.TemplateSyntaxError as error:
+        raise InputError(f"input.template, line {error.lineno}: {error.message}") from error
+
+
+def _decode(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise RowError(f"not valid UTF-8 at byte {error.start + 1}") from error
+
+
+def _parse_messages(text: str) -> Any:
+    value = strict_json.parse(text)
+    if strict_json.has_lone_surrogate(value):
+        raise RowError("the JSON text has half a surrogate pair")
+    return value
+
+
+def _drop_null_keys(messages: Any) -> Any:
     """Messages without their null keys. A null `content` stays: the prompts room refuses it by name."""
-    if isinstance(value, str):
-        value = strict_json.parse(value)
-        if strict_json.has_lone_surrogate(value):
-            raise RowError("the JSON text has half a surrogate pair")
-    if not isinstance(value, list):
-        return value
-    return [_without_nulls(message) if isinstance(message, dict) else message for message in value]
+    if not isinstance(messages, list):
+        return messages
+    return [
+        {key: value for key, value in message.items() if value is not None or key == "content"}
+        if isinstance(message, dict)
+        else message
+        for message in messages
+    ]
 
 
-def _without_nulls(message: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in message.items() if value is not None or key == "content"}
+def _drop_inner_nulls(value: Any, depth: int = 0) -> Any:
+    """The value without null keys in dicts below the messages themselves, and with bytes as text."""
+    if isinstance(value, dict):
+        return {k: _drop_inner_nulls(v, depth + 1) for k, v in value.items() if v is not None or depth < 2}
+    if isinstance(value, list):
+        return [_drop_inner_nulls(each, depth + 1) for each in value]
+    return _decode(value) if isinstance(value, bytes) else value

@@ -66,6 +66,7 @@ def find_files(path: str | Sequence[str], format: Literal["auto", "parquet", "js
     try:
         paths = [found for entry in entries for found in _expand(entry)]
         _refuse_repeated(paths)
+        _refuse_compressed(paths)
         chosen = _common_format(paths) if format == "auto" else format
         for each in paths:
             _check_first_bytes(each, chosen)
@@ -90,7 +91,7 @@ def _expand(entry: str) -> list[Path]:
     elif path.exists():
         return [path]
     elif glob.has_magic(entry):
-        found = list(_in_glob(entry))
+        found = _in_glob(entry)
         problem = "no file matches"
     else:
         raise InputError(f"{entry}: no such file or folder")
@@ -99,11 +100,13 @@ def _expand(entry: str) -> list[Path]:
     return sorted(found, key=natural_key)
 
 
-def _in_glob(pattern: str) -> Iterator[Path]:
+def _in_glob(pattern: str) -> list[Path]:
+    """Files that match; where only folders do, the data files in them."""
     asked = Path(pattern).parts
-    for match in map(Path, glob.iglob(pattern, recursive=True)):
-        if match.is_file() and not any(_is_marker(part) for part in match.parts if part not in asked):
-            yield match
+    matches = [Path(match) for match in glob.iglob(pattern, recursive=True)]
+    visible = [path for path in matches if not any(_is_marker(part) for part in path.parts if part not in asked)]
+    files = [path for path in visible if not path.is_dir()]
+    return files or [path for folder in visible for path in _in_folder(folder)]
 
 
 def _in_folder(folder: Path) -> Iterator[Path]:
@@ -140,6 +143,12 @@ def _refuse_repeated(paths: Sequence[Path]) -> None:
         seen[real] = path
 
 
+def _refuse_compressed(paths: Sequence[Path]) -> None:
+    for path in paths:
+        if path.suffix.lower() in _COMPRESSED:
+            raise InputError(f"{path}: compressed input is not supported yet; decompress it")
+
+
 def _common_format(paths: Sequence[Path]) -> Format:
     first = paths[0]
     for path in paths:
@@ -150,8 +159,6 @@ def _common_format(paths: Sequence[Path]) -> Format:
 
 def _format_of(path: Path) -> Format:
     suffix = path.suffix.lower()
-    if suffix in _COMPRESSED:
-        raise InputError(f"{path}: compressed input is not supported yet; decompress it")
     if suffix not in _FORMATS:
         raise InputError(f"{path}: cannot tell the format from the name; set input.format to parquet or jsonl")
     return _FORMATS[suffix]

@@ -89,6 +89,9 @@ class ColumnTypes:
     def __init__(self) -> None:
         self._columns: dict[str, Shape] = {}
 
+    def __len__(self) -> int:
+        return len(self._columns)
+
     def observe(self, row: Mapping[str, Any]) -> None:
         _observe_fields(self._columns, row, 0)
 

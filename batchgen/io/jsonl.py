@@ -25,6 +25,7 @@ from batchgen.io.rows import Row
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 8 << 20  # of input lines
 _TAIL_BYTES = 64 << 10
+_MAX_COLUMNS = 10_000  # beyond that keys are data, and no reader of the output could bear them as columns
 _SPACE = b" \t\r\n"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # valid UTF-8 can hold a surrogate only as an escape
 
@@ -60,6 +61,8 @@ class JsonlInput:
         types = ColumnTypes()
         for index, record in enumerate(self._records()):
             types.observe(record.values)
+            if len(types) > _MAX_COLUMNS:
+                raise InputError(f"{record.place}: over {_MAX_COLUMNS} different keys so far; put them under one key")
             yield self._row(index, record)
         self._schema = types.schema()
 
@@ -78,11 +81,14 @@ class JsonlInput:
     def _row(self, index: int, record: _Record) -> Row:
         if record.error is not None:
             return Row(index, record.place, error=record.error)
-        used = {name: value for name, value in record.values.items() if self._columns.is_used(name)}
-        try:
-            values = {name: self._columns.plain(name, value) for name, value in used.items()}
-        except RowError as error:
-            return Row(index, record.place, error=f"{record.place}: {error}")
+        values = {}
+        for name in self._columns.settings:
+            if name not in record.values:
+                continue
+            try:
+                values[name] = self._columns.plain(name, record.values[name])
+            except RowError as error:
+                return Row(index, record.place, error=f"{record.place}: key {strict_json.quote(name)}: {error}")
         return Row(index, record.place, values)
 
     def _records(self) -> Iterator[_Record]:
@@ -113,7 +119,7 @@ def _read_line(place: str, line: bytes) -> _Record:
 def _parse_line(line: bytes) -> tuple[dict[str, Any], str | None]:
     """Fields of a line and what is wrong with others. Raises RowError if no field can be used."""
     try:
-        text = line.decode()
+        text = line.rstrip(b"\r\n").decode()
     except UnicodeDecodeError as error:
         raise RowError(f"not valid UTF-8 at byte {error.start + 1} of the line") from error
     values = strict_json.parse(text)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen.errors import InputError, RowError
+from batchgen.io import strict_json
 from batchgen.io.columns import PromptColumns
 from batchgen.io.files import DataFile
 from batchgen.io.parquet_schema import check_prompt_columns, unify
@@ -36,9 +37,9 @@ class ParquetInput:
 
     def __init__(self, files: tuple[DataFile, ...], columns: PromptColumns, limit: int | None) -> None:
         schemas = [_read_schema(file) for file in files]
+        self.schema: pa.Schema = unify([file.path for file in files], schemas)
         for file, schema in zip(files, schemas, strict=True):
             check_prompt_columns(file.path, schema, columns)
-        self.schema: pa.Schema = unify([file.path for file in files], schemas)
         self._files = files
         self._columns = columns
         self._limit = limit
@@ -48,10 +49,9 @@ class ParquetInput:
         return tuple(file.path for file in self._files)
 
     def read_rows(self) -> Iterator[Row]:
-        used = [name for name in self.schema.names if self._columns.is_used(name)]
         index = 0
         for piece in self._pieces():
-            arrays = {name: piece.batch.column(name) for name in used}
+            arrays = {name: piece.batch.column(name) for name in self._columns.settings}
             for offset in range(piece.batch.num_rows):
                 place = f"{piece.file.name} row {piece.first_row + offset + 1}"
                 yield self._row(index, place, {name: array[offset] for name, array in arrays.items()})
@@ -61,10 +61,12 @@ class ParquetInput:
         return (piece.batch for piece in self._pieces())
 
     def _row(self, index: int, place: str, cells: dict[str, pa.Scalar]) -> Row:
-        try:
-            values = {name: self._columns.plain(name, _to_python(name, cell)) for name, cell in cells.items()}
-        except RowError as error:
-            return Row(index, place, error=f"{place}: {error}")
+        values = {}
+        for name, cell in cells.items():
+            try:
+                values[name] = self._columns.plain(name, _to_python(cell), null_is_absent=True)
+            except RowError as error:
+                return Row(index, place, error=f"{place}: column {strict_json.quote(name)}: {error}")
         return Row(index, place, values)
 
     def _pieces(self) -> Iterator[_Piece]:
@@ -102,33 +104,32 @@ def _read_file(file: DataFile) -> Iterator[pa.RecordBatch]:
 
 def _batch_rows(metadata: pq.FileMetaData) -> int:
     """Rows of one batch: fewer where rows are large, so that memory does not grow with them."""
-    size = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
-    return max(1, min(_BATCH_ROWS, _BATCH_BYTES * metadata.num_rows // max(1, size)))
+    size: int = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+    fitting: int = _BATCH_BYTES * metadata.num_rows // max(1, size)
+    return max(1, min(_BATCH_ROWS, fitting))
 
 
 def _conform(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
     """The batch with the columns and types of the whole input; a column that its file lacks is null."""
-    arrays = []
-    for field in schema:
-        if field.name not in batch.schema.names:
-            arrays.append(pa.nulls(batch.num_rows, field.type))
-            continue
-        array = batch.column(field.name)
-        try:
-            arrays.append(array if array.type == field.type else array.cast(field.type))
-        except pa.ArrowException as error:
-            raise InputError(
-                f"{path}: column {field.name!r} ({array.type}) does not fit {field.type}, its type in all files: {error}"
-            ) from error
+    present = dict(zip(batch.schema.names, batch.columns, strict=True))
+    absent = pa.nulls(batch.num_rows)
+    try:
+        arrays = [_cast(present.get(field.name, absent), field.type) for field in schema]
+    except pa.ArrowException as error:
+        raise InputError(f"{path}: a value does not fit the type that its column has in all files: {error}") from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _to_python(name: str, cell: pa.Scalar) -> Any:
-    """Plain value of a cell. Structs in a list lose their null fields at depth 2 and more: in Arrow all rows share one
-    struct, so that a null field there means an absent key. Raises RowError for a value that Python cannot hold."""
+def _cast(array: pa.Array, type: pa.DataType) -> pa.Array:
+    if pa.types.is_null(array.type):  # Arrow casts null to some types only
+        return pa.nulls(len(array), type)
+    return array if array.type == type else array.cast(type)
+
+
+def _to_python(cell: pa.Scalar) -> Any:
     try:
         return cell.as_py()
-    except UnicodeDecodeError as error:
-        raise RowError(f"column {name!r}: not valid UTF-8 at byte {error.start + 1}") from error
+    except UnicodeDecodeError as error:  # Arrow does not check its strings when it reads them
+        raise RowError(f"not valid UTF-8 at byte {error.start + 1}") from error
     except (ValueError, OverflowError) as error:
-        raise RowError(f"column {name!r}: unreadable value: {error}") from error
+        raise RowError(f"Python cannot hold the value: {error}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +12,13 @@ from batchgen.io.columns import PromptColumns, missing_column
 
 _TEXT = {pa.string(), pa.large_string(), pa.string_view()}
 _BYTES = {pa.binary(), pa.large_binary(), pa.binary_view()}
+_IS_LIST = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
 
 
 def unify(paths: Sequence[Path], schemas: Sequence[pa.Schema]) -> pa.Schema:
@@ -40,9 +47,9 @@ def check_prompt_columns(path: Path, schema: pa.Schema, columns: PromptColumns) 
         if column not in schema.names:
             raise missing_column(path, setting, column, schema.names)
         type = _storage(schema.field(column).type)
-        expected = _expected(setting, type)
-        if expected is not None and not pa.types.is_null(type):
-            raise InputError(f"{path}: column {column!r} is {type}; input.{setting} needs {expected}")
+        needed = _what_is_needed(setting, type)
+        if needed is not None and not pa.types.is_null(type):
+            raise InputError(f"{path}: column {column!r} is {type}; input.{setting} needs {needed}")
 
 
 def _refuse_doubled(path: Path, names: Sequence[str]) -> None:
@@ -52,24 +59,41 @@ def _refuse_doubled(path: Path, names: Sequence[str]) -> None:
 
 
 def _merge(known: pa.Field, field: pa.Field, known_path: Path, path: Path) -> pa.DataType:
-    if _is_text(known.type) and _is_text(field.type) and known.type != field.type:
-        return pa.large_string()
     try:
         pair = [pa.schema([each.remove_metadata()]) for each in (known, field)]
         return pa.unify_schemas(pair, promote_options="permissive").field(0).type
     except pa.ArrowException as error:
+        if _is_text(known.type) and _is_text(field.type):  # Arrow knows no common type of a dictionary and a string
+            return pa.large_string()
         raise InputError(
             f"column {field.name!r} is {known.type} in {known_path} and {field.type} in {path}; convert one of them"
         ) from error
 
 
-def _expected(setting: str, type: pa.DataType) -> str | None:
+def _what_is_needed(setting: str, type: pa.DataType) -> str | None:
     """What the setting needs, in words, if the type is not that."""
-    if setting in ("prompt", "system", "text"):
-        return None if _is_text_like(type) else "text"
-    if setting == "messages":
-        is_messages = _is_text_like(type) or _is_list_of(type, pa.types.is_struct)
-        return None if is_messages else "a list of {role, content}, or text that holds one as JSON"
-    if setting == "token_ids":
-        return None if _is_list_of(type, pa.types.is_integer) else "a list of integers"
+    if setting in ("prompt", "system", "text") and not _is_text_or_bytes(type):
+        return "text"
+    if setting == "messages" and not (_is_text_or_bytes(type) or _is_list_of(type, pa.types.is_struct)):
+        return "a list of {role, content}, or text that holds one as JSON"
+    if setting == "token_ids" and not _is_list_of(type, pa.types.is_integer):
+        return "a list of integers"
     return None
+
+
+def _is_text(type: pa.DataType) -> bool:
+    return (type.value_type if pa.types.is_dictionary(type) else type) in _TEXT
+
+
+def _is_text_or_bytes(type: pa.DataType) -> bool:
+    return _is_text(type) or (type.value_type if pa.types.is_dictionary(type) else type) in _BYTES
+
+
+def _is_list_of(type: pa.DataType, is_item: Callable[[pa.DataType], bool]) -> bool:
+    return any(is_list(type) for is_list in _IS_LIST) and (
+        is_item(type.value_type) or pa.types.is_null(type.value_type)
+    )
+
+
+def _storage(type: pa.DataType) -> pa.DataType:
+    return type.storage_type if isinstance(type, pa.BaseExtensionType) else type

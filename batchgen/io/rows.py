@@ -17,6 +17,6 @@ class Row:
     """
 
     index: int  # position in the whole input, from 0
-    place: str  # where it came from, for messages: "data.jsonl line 3" or "data.parquet row 3"
+    place: str  # for messages: "data.jsonl line 3" or "data.parquet row 3", counted from 1 within the file
     values: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None  # why the record could not be read; `values` is then empty

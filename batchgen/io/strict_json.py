@@ -1,4 +1,4 @@
-"""JSON as input rows may use it: the standard library's reader, and a refusal of what would later lose or break a value.
+"""JSON as input rows may use it: the standard library's reader, less what would later lose or break a value.
 
 Knows text and values; knows no files or lines.
 """

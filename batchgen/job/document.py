@@ -146,11 +146,10 @@ def written(node: Node) -> str:
     if isinstance(node, SequenceNode):
         return "a list" if node.value else "an empty list"
     assert isinstance(node, ScalarNode)
-    text = str(node.value) if len(node.value) <= 60 else f"{node.value[:60]}…"
-    if node.style is None:
-        return text or "nothing"
-    quote = "'" if node.style == "'" else '"'
-    return quote + text.replace("\n", "\\n") + quote
+    text = node.value if len(node.value) <= 60 else f"{node.value[:60]}…"
+    text = text.replace("\n", "\\n").encode(errors="backslashreplace").decode()
+    quote = {None: "", "'": "'"}.get(node.style, '"')
+    return f"{quote}{text}{quote}" or "nothing"
 
 
 class _Builder:

@@ -1,4 +1,4 @@
-"""load_job: a job file and its overrides to one checked Job. Opens no model and no input, and names every problem at once.
+"""load_job: a job file and its overrides to one checked Job. Opens no model and no input.
 
 Relative paths start at the job file's folder, those of `--set` too, so that a job means the same wherever it is
 started from.
@@ -18,11 +18,14 @@ from ruamel.yaml.nodes import MappingNode
 
 from batchgen.errors import SpecError
 from batchgen.job.document import Key, Problem, dotted, find, read_document, set_override, to_plain
-from batchgen.job.paths import absolute_path, model_path, output_conflicts
+from batchgen.job.paths import absolute_path, input_path, model_path, output_conflicts
 from batchgen.job.problems import schema_problems, section_keys
 from batchgen.job.spec import JobSpec
 
 logger = logging.getLogger("batchgen")
+
+# Section -> how its `path` becomes absolute.
+_RESOLVE = {"model": model_path, "input": input_path, "output": absolute_path}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +73,21 @@ def _with_absolute_paths(
     problems: list[Problem] = []
 
     def resolved(value: Any, key: Key) -> Any:
-        if isinstance(value, list):
-            return [resolved(item, (*key, position)) for position, item in enumerate(value)]
         if not isinstance(value, str) or not value:
             return value  # for the schema to refuse
         try:
-            return model_path(value, folder) if key[0] == "model" else absolute_path(value, folder)
+            return _RESOLVE[str(key[0])](value, folder)
         except SpecError as error:
             problems.append(Problem(find(root, key).place, key, str(error)))
             return value
 
-    for name in ("model", "input", "output"):
+    for name in _RESOLVE:
         section = values.get(name)
         if isinstance(section, dict) and "path" in section:
-            values = {**values, name: {**section, "path": resolved(section["path"], (name, "path"))}}
+            path, key = section["path"], (name, "path")
+            is_list = isinstance(path, list)
+            path = [resolved(item, (*key, at)) for at, item in enumerate(path)] if is_list else resolved(path, key)
+            values = {**values, name: {**section, "path": path}}
     return values, problems
 
 

@@ -36,16 +36,23 @@ def model_path(text: str, folder: Path) -> str:
     return absolute_path(text, folder) if is_local else text
 
 
+def input_path(text: str, folder: Path) -> str:
+    """As `absolute_path`, but where `text` is a pattern the folder before it is none, whatever its name."""
+    path = absolute_path(text, folder)
+    is_pattern = glob.has_magic(text) and not os.path.exists(path)
+    return absolute_path(text, Path(glob.escape(str(folder)))) if is_pattern else path
+
+
 def output_conflicts(spec: JobSpec, job_path: Path) -> Iterator[str]:
     """Why the output folder may not be where it is: what it would write over, or be read from.
 
-    Patterns are not expanded here; the reader compares the files that they name.
+    A pattern is compared as it is written; the reader knows the files that it names and compares those.
     """
     output = spec.output.path
     if "://" in output:
         return
     inputs = [spec.input.path] if isinstance(spec.input.path, str) else spec.input.path
-    for path in (path for path in inputs if "://" not in path and not glob.has_magic(path)):
+    for path in (path for path in inputs if "://" not in path):
         if _holds(output, path) or _holds(path, output):
             yield f"would mix with the input {path}; choose another folder"
     if os.path.isabs(spec.model.path) and _holds(output, spec.model.path):

@@ -1,4 +1,4 @@
-"""What a job file has against the schema, in plain words: pydantic's errors, translated. Knows `spec.py` and no file."""
+"""What a job file has against the schema, in plain words: pydantic's errors, translated. Knows no file."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
+from ruamel.yaml.representer import SafeRepresenter
 
 from batchgen.errors import ModelError
 from batchgen.job.load import Job
@@ -75,13 +76,25 @@ def resolved_document(job: Job, settings: Sequence[Setting], extra: Mapping[str,
 def dump_yaml(document: Mapping[str, Any]) -> str:
     """YAML 1.2 in the order of the document."""
     yaml = YAML(typ="safe", pure=True)
+    yaml.Representer = _ExactText
     yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False
-    yaml.allow_unicode = True
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # ruamel annotates it as None; None sorts
     yaml.width = 10_000  # one value, one line
     stream = StringIO()
     yaml.dump(dict(document), stream)
     return stream.getvalue()
+
+
+class _ExactText(SafeRepresenter):
+    """Escapes the line breaks that ruamel.yaml writes as they are and reads back as a space."""
+
+    def represent_str(self, data: str) -> Any:
+        style = '"' if any(mark in data for mark in "\x85\u2028\u2029") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", str(data), style=style)
+
+
+_ExactText.add_representer(str, _ExactText.represent_str)
+_ExactText.add_multi_representer(str, _ExactText.represent_str)  # enums, torch's version
 
 
 def _model_values(generation_config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

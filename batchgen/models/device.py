@@ -34,14 +34,16 @@ def _why_no_gpu() -> str:
     built_for = torch.version.cuda or torch.version.hip
     if built_for is None:
         return f"torch {torch.__version__} was built for the CPU only"
-    return f"torch {torch.__version__}, built for CUDA or ROCm {built_for}, finds no usable GPU (driver, or none visible)"
+    return (
+        f"torch {torch.__version__}, built for CUDA or ROCm {built_for}, finds no usable GPU (driver, or none visible)"
+    )
 
 
 def has_bfloat16(device: torch.device) -> bool:
     """Whether the device multiplies bfloat16 matrices in hardware; emulated, it is slower than float32."""
     if device.type == "cuda":
         with torch.cuda.device(device):
-            return torch.cuda.is_bf16_supported(including_emulation=False)
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name, False) for name in _BF16_CAPABILITIES)
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from batchgen.errors import ModelError
 
@@ -34,7 +33,7 @@ class Candidate:
 
     config: PreTrainedConfig
     model_class: type | None  # None: transformers has no causal language model of this kind
-    source: str  # of the module of the class; empty without one
+    source: str  # of the modules of the class; empty without one
 
     def get(self, name: str) -> Any:
         """A setting of the config, None if it has no such setting."""
@@ -58,24 +57,19 @@ def refuse_unsupported(config: PreTrainedConfig, allow_untested: bool) -> None:
         )
 
 
-def has_own_code(config: PreTrainedConfig) -> bool:
-    """Whether transformers itself has the model class; only otherwise the code in the checkpoint is used."""
-    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-
-
 def _candidate(config: PreTrainedConfig) -> Candidate:
     model_class = _model_class(config)
-    source = inspect.getsource(sys.modules[model_class.__module__]) if model_class is not None else ""
-    return Candidate(config, model_class, source)
+    # The class itself and those it is made from; not the base of all models, which only passes the interface on.
+    modules = dict.fromkeys(base.__module__ for base in model_class.__mro__) if model_class else {}
+    own = [name for name in modules if name.startswith(("transformers.models.", "transformers_modules."))]
+    return Candidate(config, model_class, "".join(inspect.getsource(sys.modules[name]) for name in own))
 
 
 def _model_class(config: PreTrainedConfig) -> type | None:
-    if has_own_code(config):
-        found = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-        return found[0] if isinstance(found, tuple) else found
-    reference = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
-    # A config class from outside transformers is here only because the user trusts the checkpoint's code.
-    return get_class_from_dynamic_module(reference, config.name_or_path) if reference else None
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return None
+    found = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return found[0] if isinstance(found, tuple) else found
 
 
 def _quantised(candidate: Candidate) -> str | None:

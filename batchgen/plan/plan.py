@@ -57,7 +57,7 @@ def _hit_blocks(lengths: Sequence[int], shared: Sequence[int], block_size: int) 
     is not found. Summed up this is: over the nodes of the prefix tree (rows through it - max(1, rows that end exactly
     on it)), because rows that end on a border come first.
     """
-    before = [0, *shared[:-1]]
+    before = [0, *shared][:-1]
     return [min(s // block_size, (length - 1) // block_size) for s, length in zip(before, lengths, strict=True)]
 
 

@@ -8,19 +8,19 @@ string that the template builds itself, for example out of a role's name, is the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from batchgen.errors import RowError
 
 if TYPE_CHECKING:
-    from transformers import AddedToken
+    from transformers import AddedToken, PreTrainedTokenizerBase
 
 T = TypeVar("T")
 
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)
-# What the tokenizers library strips beside a token; Python's `\s` also has the four separators 1C to 1F.
-_WHITESPACE = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"  # fmt: skip
+# What the tokenizers library strips beside a token; Python's own set also has the four separators 1C to 1F.
+_WHITESPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 
 
 class Segment(NamedTuple):
@@ -30,12 +30,20 @@ class Segment(NamedTuple):
     control_id: int | None  # None: the text ends here
 
 
-class ControlTokens:
-    """The control tokens of one tokenizer: those it marks as special."""
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, AddedToken]:
+    """The tokens that are no text, by id: those marked special, and those with a role such as end of text."""
+    with_a_role = set(tokenizer.all_special_tokens)
+    added = tokenizer.added_tokens_decoder.items()
+    return {n: token for n, token in added if token.content and (token.special or token.content in with_a_role)}
 
-    def __init__(self, id_to_added_token: Mapping[int, AddedToken]) -> None:
-        self._added = {token.content: token for token in id_to_added_token.values() if token.special and token.content}
-        self.text_to_id = {t.content: n for n, t in id_to_added_token.items() if t.content in self._added}
+
+class ControlTokens:
+    """The control tokens of one tokenizer, as strings."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        special = special_tokens(tokenizer)
+        self._added = {token.content: token for token in special.values()}
+        self.text_to_id = {token.content: token_id for token_id, token in special.items()}
         longest_first = sorted(self._added, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 

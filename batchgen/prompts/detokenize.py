@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from batchgen.prompts.control_tokens import special_tokens
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -14,8 +16,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        special = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self._text_ids = frozenset(tokenizer.get_vocab().values()) - special
+        self._text_ids = frozenset(tokenizer.get_vocab().values()) - special_tokens(tokenizer).keys()
 
     def is_text(self, token_id: int) -> bool:
         """Whether the token adds to the text."""
@@ -51,7 +52,7 @@ class StopMatcher:
     def feed(self, token_id: int) -> bool:
         """Take the next token; True as soon as the text holds a stop string."""
         assert self._cut is None, "the completion has ended"
-        if not self._stop or not self._detokenizer.is_text(token_id):
+        if not self._detokenizer.is_text(token_id):
             return False
         self._ids.append(token_id)
         if self._find(self._ids[-self._window_len :]) is not None:

@@ -1,13 +1,14 @@
-"""PromptEncoder: a row to the token ids of its prompt. Knows the tokenizer, its chat template and the input's columns."""
+"""PromptEncoder: a row to the token ids of its prompt. Knows which columns make the prompt and which way they go."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from batchgen.errors import ModelError, RowError
-from batchgen.io.rows import Row
-from batchgen.job.spec import InputSpec
+from batchgen.errors import RowError
+from batchgen.prompts.chat_template import ChatTemplate
 from batchgen.prompts.messages import (
     Message,
     Values,
@@ -23,6 +24,9 @@ from batchgen.prompts.user_template import UserTemplate
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from batchgen.io.rows import Row
+    from batchgen.job.spec import InputSpec
+
 
 class PromptEncoder:
     """Encodes the rows of one job.
@@ -35,35 +39,35 @@ class PromptEncoder:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, spec: InputSpec, *, vocab_size: int, clock: datetime
     ) -> None:
-        self._tokenizer = tokenizer
         self._spec = spec
         self._vocab_size = vocab_size
-        self._clock = clock
         self._text_encoder = TextEncoder(tokenizer)
         self._user_template = None if spec.template is None else UserTemplate(spec.template)
         is_chat = spec.text is None and spec.token_ids is None
-        self._chat_template = _chat_template(tokenizer) if is_chat else ""
+        self._chat_template = ChatTemplate(tokenizer, clock) if is_chat else None
+        column = spec.prompt or spec.messages or spec.text or spec.token_ids
+        self._where = "input.template" if column is None else f"column {column!r}"
 
     def encode(self, row: Row) -> list[int]:
         """The prompt's token ids, at least one; RowError, naming the row's place and column, where it has none."""
         assert row.error is None, "a row that could not be read has no prompt"
-        try:
-            token_ids = self._token_ids(row.values)
-            self._check(token_ids)
-        except RowError as error:
-            raise RowError(f"{row.place}: {error}") from error.__cause__
+        with _naming(row.place):
+            token_ids = self._encode(row.values)
+            with _naming(self._where):
+                self._check(token_ids)
         return token_ids
 
-    def _token_ids(self, values: Values) -> list[int]:
+    def _encode(self, values: Values) -> list[int]:
         spec = self._spec
         if spec.token_ids is not None:
             return token_id_list(values, spec.token_ids)
         if spec.text is not None:
-            return self._text_encoder.encode_raw(text_value(values, spec.text))
-        messages, literals = self._text_encoder.control_tokens.hide(
-            self._messages(values), also_used=self._chat_template
-        )
-        return self._text_encoder.encode_chat(self._render(messages), literals)
+            text = text_value(values, spec.text)
+            with _naming(self._where):
+                return self._text_encoder.encode_raw(text)
+        messages = self._messages(values)
+        with _naming(self._where):
+            return self._encode_chat(messages)
 
     def _messages(self, values: Values) -> list[Message]:
         spec = self._spec
@@ -76,31 +80,25 @@ class PromptEncoder:
             user = text_value(values, spec.prompt)
         return chat_of(system_value(values, spec.system), user)
 
-    def _render(self, messages: list[Message]) -> str:
-        try:
-            rendered = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, strftime_now=self._clock.strftime
-            )
-        except Exception as error:  # a template is a program of the model's; whatever it raises is about this row
-            raise RowError(f"the model's chat template: {error}") from error
-        assert isinstance(rendered, str)
-        return rendered
+    def _encode_chat(self, messages: list[Message]) -> list[int]:
+        assert self._chat_template is not None
+        hide = self._text_encoder.control_tokens.hide
+        messages, literals = hide(messages, also_used=self._chat_template.source)
+        return self._text_encoder.encode_chat(self._chat_template.render(messages), literals)
 
     def _check(self, token_ids: list[int]) -> None:
         if not token_ids:
             raise RowError("the prompt has no tokens")
-        if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
-            position = next(n for n, token_id in enumerate(token_ids) if not 0 <= token_id < self._vocab_size)
-            raise RowError(
-                f"token_ids[{position}] is {token_ids[position]}, the model's ids go from 0 to {self._vocab_size - 1}"
-            )
+        last = self._vocab_size - 1
+        if min(token_ids) < 0 or max(token_ids) > last:
+            position = next(n for n, token_id in enumerate(token_ids) if not 0 <= token_id <= last)
+            raise RowError(f"token {position} is {token_ids[position]}; the model's ids go from 0 to {last}")
 
 
-def _chat_template(tokenizer: PreTrainedTokenizerBase) -> str:
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Put `where` before the text of a RowError."""
     try:
-        return tokenizer.get_chat_template()
-    except ValueError as error:  # there is none, or several and none of them is the default
-        raise ModelError(
-            f"{tokenizer.name_or_path}: its tokenizer has no chat template to use; "
-            f"name the column with input.text instead to send raw text ({error})"
-        ) from None
+        yield
+    except RowError as error:
+        raise RowError(f"{where}: {error}") from error.__cause__

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from batchgen.io.rows import Row
+if TYPE_CHECKING:
+    from batchgen.io.rows import Row
 
 KEY_BYTES = 16
 

@@ -27,11 +27,11 @@ _PROBE_PIECES = ("user\nHi there", " a", "", "\n", "\n\nB.  c \n", "é1", "  ", 
 class TextEncoder:
     """Encodes the texts of one job. Never adds an end token; begins every result with the tokenizer's own BOS."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, cache_chars: int = CACHE_CHARS) -> None:
         self._tokenizer = tokenizer
-        self.control_tokens = ControlTokens(tokenizer.added_tokens_decoder)
+        self.control_tokens = ControlTokens(tokenizer)
         self._first_ids = _first_ids(tokenizer)
-        self._cache = _SegmentCache(CACHE_CHARS)
+        self._cache = _SegmentCache(cache_chars)
         self._segments_equal_whole = self._agrees(self._literal)
         self._sentinel_equals_whole = not self._segments_equal_whole and self._agrees(self._behind_sentinel)
 
@@ -75,12 +75,14 @@ class TextEncoder:
         return self._encode(text, split_special_tokens=True)
 
     def _encode(self, text: str, *, split_special_tokens: bool) -> list[int]:
-        return self._tokenizer.encode(
+        ids: list[int] = self._tokenizer.encode(
             text, add_special_tokens=False, split_special_tokens=split_special_tokens, verbose=False
         )
+        return ids
 
     def _cached(self, text: str) -> Sequence[int]:
-        return self._cache.get(text) or self._cache.put(text, self._literal(text))
+        ids = self._cache.get(text)
+        return self._cache.put(text, self._literal(text)) if ids is None else ids
 
     def _behind_sentinel(self, text: str) -> list[int]:
         """Ids of a text that is not the beginning: encoded behind a character whose ids are then taken off again.

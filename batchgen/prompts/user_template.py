@@ -6,18 +6,20 @@ as they are, never read as template text. A column that is missing or null where
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import StrictUndefined, TemplateSyntaxError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from batchgen.errors import RowError, SpecError
-from batchgen.job.spec import InputSpec
 from batchgen.prompts.messages import Values
+
+if TYPE_CHECKING:
+    from batchgen.job.spec import InputSpec
 
 
 class UserTemplate:
-    """A compiled template; SpecError where it is not one."""
+    """A compiled template; SpecError where it is not one, or would make the same turn of every row."""
 
     def __init__(self, source: str) -> None:
         environment = _environment()
@@ -26,6 +28,10 @@ class UserTemplate:
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise SpecError([f"input.template line {error.lineno}: {error.message}"]) from None
+        if not self.columns:
+            raise SpecError(
+                ["input.template reads no column, so all rows would be the same; write one as {{ column }}"]
+            )
 
     def render(self, values: Values) -> str:
         """The user turn of one row."""

@@ -91,10 +91,8 @@ def make_requests(prompts: Sequence[Sequence[int]], block_size: int, *, in_order
 def run(engine: Engine, requests: Sequence[Request]) -> dict[int, list[int]]:
     """Drive the engine with an integrity check after every step; nothing may be held at the end."""
     outputs: dict[int, list[int]] = {}
-    source = iter(requests)
-    while engine._fill(source):
-        for request in engine.step():
-            outputs[request.row_index] = request.output_token_ids
+    for finished in engine.run(requests):
+        outputs |= {request.row_index: request.output_token_ids for request in finished}
         engine.scheduler.check_integrity()
     assert engine.scheduler.cache.pool.num_used == 0
     return outputs
@@ -111,3 +109,65 @@ def test_equals_generate(family: str, block_size: int, prefix_cache: bool, max_n
     outputs = run(engine, make_requests(PROMPTS, block_size))
     assert [outputs[row] for row in range(len(PROMPTS))] == expected(family)
     assert (engine.stats.num_hit_tokens > 0) == prefix_cache
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False], ids=["cache", "no-cache"])
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_preemption_is_invisible(family: str, block_size: int, prefix_cache: bool) -> None:
+    engine = make_engine(
+        FAMILIES[family](),
+        block_size=block_size,
+        prefix_cache=prefix_cache,
+        num_blocks=224 // block_size,
+        expected_tokens=1,
+    )
+    outputs = run(engine, make_requests(PROMPTS, block_size))
+    assert [outputs[row] for row in range(len(PROMPTS))] == expected(family)
+    assert engine.stats.num_preemptions >= 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_reference_backend_equals_generate(family: str) -> None:
+    outputs = run(make_engine(FAMILIES[family](), "reference"), make_requests(PROMPTS, 16))
+    assert [outputs[row] for row in range(len(PROMPTS))] == expected(family)
+
+
+def test_input_order_equals_generate() -> None:
+    engine = make_engine(context_model(), by_prefix=False, num_blocks=24)
+    outputs = run(engine, make_requests(PROMPTS, 16, in_order=False))
+    assert [outputs[row] for row in range(len(PROMPTS))] == expected("llama")
+
+
+@pytest.mark.parametrize("max_batched_tokens", [1, 7, 1000])
+def test_any_token_budget_equals_generate(max_batched_tokens: int) -> None:
+    outputs = run(make_engine(context_model(), max_batched_tokens=max_batched_tokens), make_requests(PROMPTS, 16))
+    assert [outputs[row] for row in range(len(PROMPTS))] == expected("llama")
+
+
+@pytest.mark.parametrize(("head_dim", "heads", "kv_heads"), [(64, 8, 2), (80, 3, 3), (96, 2, 1)])
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+def test_head_shapes_equal_generate(head_dim: int, heads: int, kv_heads: int, block_size: int) -> None:
+    def make() -> PreTrainedModel:
+        return context_model(head_dim=head_dim, heads=heads, kv_heads=kv_heads)
+
+    model = make()
+    alone = [generate(model, prompt) for prompt in PROMPTS]
+    for max_num_seqs in (1, 6):
+        outputs = run(
+            make_engine(make(), block_size=block_size, max_num_seqs=max_num_seqs), make_requests(PROMPTS, block_size)
+        )
+        assert [outputs[row] for row in range(len(PROMPTS))] == alone
+
+
+def test_rows_of_every_kind_share_a_step() -> None:
+    """What makes the parity above worth something: prefill chunks, decodes and shared prefixes do meet in one step."""
+    engine = make_engine(context_model(), max_batched_tokens=16)
+    seen = set()
+    for request in make_requests(PROMPTS, 16):
+        engine.scheduler.add(request)
+    for _ in range(40):
+        step = engine.scheduler.schedule()
+        seen.add((any(c.num_tokens > 1 for c in step.chunks), any(c.num_tokens == 1 for c in step.chunks)))
+        engine.scheduler.update(step, engine.runner.run(step))
+    assert (True, True) in seen

@@ -1,0 +1,164 @@
+"""The output folder: what lies where, whether it may be used, and how a file gets there whole or not at all.
+
+Knows paths; knows nothing of rows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from batchgen.errors import OutputError
+
+_SIGNS_OF_A_RUN = ("_SUCCESS", "completions", "report.json", ".state")
+_OURS = (*_SIGNS_OF_A_RUN, "stats", "report.html", "job.yaml")
+_OUR_PARTS = re.compile(r"\.?(part-\d+|job|groups|steps)\.parquet(\.tmp)?")  # in completions/ and stats/
+
+
+class OutputFolder:
+    """`output.path`. `check` changes nothing; `prepare` is called when the run begins to write."""
+
+    def __init__(self, path: str | Path, overwrite: bool = False) -> None:
+        self.path = Path(path)
+        self.overwrite = overwrite
+        self.completions = self.path / "completions"
+        self.report_json = self.path / "report.json"
+        self.job_yaml = self.path / "job.yaml"
+        self.success = self.path / "_SUCCESS"
+        self.state = self.path / ".state"
+        self.journal = self.state / "journal"
+
+    def check(self, files_read: Iterable[Path]) -> None:
+        """Refuse a folder that cannot be written, holds another run, or holds a file that this run reads.
+
+        Changes nothing. Raises OutputError.
+        """
+        with _as_output_error(self.path):
+            self._refuse_own_input(files_read)
+            self._refuse_unwritable()
+            self._refuse_other_run()
+            self._refuse_foreign()
+
+    def prepare(self) -> None:
+        """Make the folder ready for a first row; with `overwrite`, remove what an earlier run wrote, nothing else.
+
+        Call `check` first. Raises OutputError, also if another run has come in between.
+        """
+        with _as_output_error(self.path):
+            if self.overwrite:
+                for name in _OURS:  # _SUCCESS goes first: a half-removed run is no finished one
+                    _remove(self.path / name)
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._claim()
+            self.journal.mkdir()
+            self.completions.mkdir(exist_ok=True)
+
+    def abandon(self) -> None:
+        """Take back `prepare` when the run is refused before a row was generated, so that the next is not in its way.
+
+        Raises OutputError.
+        """
+        with _as_output_error(self.path):
+            _remove(self.state)
+            if not any(self.completions.iterdir()):
+                self.completions.rmdir()
+
+    def write_text(self, name: str, text: str) -> None:
+        """Put a small UTF-8 file into the folder, whole or not at all. Raises OutputError."""
+        with written_whole(self.path / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+    def mark_success(self) -> None:
+        """Write `_SUCCESS` and remove `.state/`, which is needed no longer. Call it last. Raises OutputError."""
+        self.write_text(self.success.name, "")
+        with _as_output_error(self.state):
+            _remove(self.state)
+
+    def _claim(self) -> None:
+        try:
+            self.state.mkdir()  # of two runs that start at once, one fails here
+        except FileExistsError:
+            raise OutputError(f"{self.path}: another run has just begun in this folder ({self.state})") from None
+
+    def _refuse_own_input(self, files_read: Iterable[Path]) -> None:
+        folder = Path(os.path.realpath(self.path))
+        for file in files_read:
+            real = Path(os.path.realpath(file))
+            if real == folder:
+                raise OutputError(f"{self.path}: output.path is the file {file} that the job reads; choose another")
+            if folder in real.parents:
+                raise OutputError(f"{self.path}: output.path holds {file}, which the job reads; choose another folder")
+
+    def _refuse_unwritable(self) -> None:
+        existing = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
+        if not existing.is_dir():
+            raise OutputError(f"{self.path}: {existing} is a file; output.path must be a folder")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise OutputError(f"{self.path}: {existing} is not writable")
+
+    def _refuse_other_run(self) -> None:
+        signs = [name for name in _SIGNS_OF_A_RUN if (self.path / name).exists()]
+        if signs and not self.overwrite:
+            kind = "a finished run" if self.success.exists() else "another run"
+            raise OutputError(
+                f"{self.path}: holds {kind} already ({', '.join(signs)}); "
+                "set output.overwrite: true to replace it, or choose another output.path"
+            )
+
+    def _refuse_foreign(self) -> None:
+        """Refuse to replace what batchgen did not write: a user's own job.yaml, or a file among the part files."""
+        foreign = [path for name in ("completions", "stats") for path in _foreign_files(self.path / name)]
+        if not any((self.path / name).exists() for name in _SIGNS_OF_A_RUN):
+            foreign += [path for name in _OURS if (path := self.path / name).exists()]
+        if foreign:
+            raise OutputError(f"{foreign[0]}: not written by batchgen, but in its way; choose another output.path")
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Give a temporary path; when the block ends well, that file is made durable and takes the name `path`.
+
+    A kill at any instant leaves the old `path` or the new one. Raises OutputError if the disk refuses.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    with _as_output_error(path):
+        try:
+            yield temporary
+            _sync(temporary)
+            temporary.replace(path)
+            _sync(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _as_output_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _foreign_files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return [path for path in folder.iterdir() if path.is_dir() or not _OUR_PARTS.fullmatch(path.name)]
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

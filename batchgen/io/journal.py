@@ -1,0 +1,81 @@
+"""The journal: finished rows in sorted chunk files, and their merge into one sorted stream.
+
+    .state/journal/chunk-000000.parquet    columns JOURNAL_SCHEMA, sorted by (row_index, sample_index),
+    .state/journal/chunk-000001.parquet    row groups of at most 256 rows, so that many can be merged at once
+
+A chunk is written once, whole, and never changed. Knows result rows; knows nothing of the input.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from operator import attrgetter, itemgetter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchgen.io.folder import written_whole
+from batchgen.io.schema import JOURNAL_SCHEMA
+from batchgen.request_output import RequestOutput
+
+ResultRow = tuple[Any, ...]  # the values of one row in the order of JOURNAL_SCHEMA
+FAN_IN = 64  # files open at once in a merge
+_GROUP_ROWS = 256
+
+row_index = itemgetter(JOURNAL_SCHEMA.names.index("row_index"))
+sample_index = itemgetter(JOURNAL_SCHEMA.names.index("sample_index"))
+_as_row = attrgetter(*JOURNAL_SCHEMA.names)
+
+
+def write_chunk(path: Path, outputs: Iterable[RequestOutput]) -> None:
+    """Commit finished rows, given in any order. Durable on return. Raises OutputError."""
+    _write_sorted(path, iter(sorted(map(_as_row, outputs), key=_position)))
+
+
+def merge_chunks(chunks: Sequence[Path], scratch: Path) -> Iterator[ResultRow]:
+    """All rows of the chunks, sorted by (row_index, sample_index).
+
+    More than FAN_IN chunks are first merged into larger files in `scratch`, so that files and memory stay bounded.
+    """
+    generation = 0
+    while len(chunks) > FAN_IN:
+        scratch.mkdir(exist_ok=True)
+        chunks = [
+            _write_sorted(scratch / f"merged-{generation}-{first:06d}.parquet", _merge(chunks[first : first + FAN_IN]))
+            for first in range(0, len(chunks), FAN_IN)
+        ]
+        generation += 1
+    return _merge(chunks)
+
+
+def to_arrays(rows: Sequence[ResultRow], columns: Iterable[str]) -> list[pa.Array]:
+    """The named columns of the rows, an array each."""
+    places = [(JOURNAL_SCHEMA.names.index(name), JOURNAL_SCHEMA.field(name).type) for name in columns]
+    return [pa.array([row[i] for row in rows], type) for i, type in places]
+
+
+def _position(row: ResultRow) -> tuple[int, int]:
+    return row_index(row), sample_index(row)
+
+
+def _merge(chunks: Sequence[Path]) -> Iterator[ResultRow]:
+    return heapq.merge(*map(_read, chunks), key=_position)
+
+
+def _write_sorted(path: Path, rows: Iterator[ResultRow]) -> Path:
+    with written_whole(path) as temporary, pq.ParquetWriter(temporary, JOURNAL_SCHEMA, compression="zstd") as writer:
+        while group := list(islice(rows, _GROUP_ROWS)):
+            writer.write_batch(
+                pa.RecordBatch.from_arrays(to_arrays(group, JOURNAL_SCHEMA.names), schema=JOURNAL_SCHEMA)
+            )
+    return path
+
+
+def _read(path: Path) -> Iterator[ResultRow]:
+    with pq.ParquetFile(path) as chunk:
+        for batch in chunk.iter_batches(batch_size=_GROUP_ROWS):
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)

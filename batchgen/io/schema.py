@@ -1,0 +1,34 @@
+"""The one place that names the columns batchgen writes, and their types. All are always written."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+import batchgen
+from batchgen.errors import OutputError
+
+# The journal's columns are the fields of RequestOutput, so that a committed row can be made from one and read back.
+_ROW_INDEX = pa.field("row_index", pa.int64(), nullable=False)
+_ADDED = (
+    pa.field("completion", pa.string()),
+    pa.field("finish_reason", pa.string()),
+    pa.field("error", pa.string()),
+    pa.field("prompt_tokens", pa.int32()),
+    pa.field("completion_tokens", pa.int32()),
+    pa.field("cached_tokens", pa.int32()),
+    pa.field("sample_index", pa.int32()),
+)
+JOURNAL_SCHEMA = pa.schema([_ROW_INDEX, *_ADDED])
+ADDED_COLUMNS = tuple(field.name for field in _ADDED)
+
+
+def output_schema(input_schema: pa.Schema, prefix: str) -> pa.Schema:
+    """The input's columns, then ours with `output.prefix` in front. Raises OutputError if two have one name."""
+    added = [field.with_name(prefix + field.name) for field in _ADDED]
+    taken = [field.name for field in added if field.name in input_schema.names]
+    if taken:
+        raise OutputError(
+            f"the input already has {'columns' if len(taken) > 1 else 'a column'} named {', '.join(taken)}; "
+            f"set output.prefix (now {prefix!r}, for example 'gen_') to rename the columns that batchgen adds"
+        )
+    return pa.schema([*input_schema, *added], metadata={"batchgen": batchgen.__version__})

@@ -1,0 +1,149 @@
+"""Rows out: finished rows to the journal as they come, and at the end the part files in input order.
+
+Knows chunks, parts and their sizes; knows nothing of how a row was answered.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchgen.io.folder import OutputFolder, written_whole
+from batchgen.io.journal import ResultRow, merge_chunks, row_index, sample_index, to_arrays, write_chunk
+from batchgen.io.schema import ADDED_COLUMNS, output_schema
+from batchgen.request_output import RequestOutput
+
+if TYPE_CHECKING:
+    from batchgen.io.readers import Input
+
+_GROUP_ROWS = 20_000
+_GROUP_BYTES = 128 << 20
+
+
+class ResultWriter:
+    """Takes finished rows in any order and writes them in input order.
+
+    A row is safe once its chunk is committed: after at most `rows_per_chunk` rows, or at the first `write` or
+    `commit_if_due` that comes `seconds_per_chunk` after the last commit.
+    """
+
+    def __init__(
+        self,
+        folder: OutputFolder,
+        *,
+        rows_per_chunk: int = 10_000,
+        seconds_per_chunk: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = folder
+        self._rows_per_chunk = rows_per_chunk
+        self._seconds_per_chunk = seconds_per_chunk
+        self._clock = clock
+        self._last_commit = clock()
+        self._waiting: list[RequestOutput] = []
+        self._chunks: list[Path] = []
+
+    def write(self, output: RequestOutput) -> None:
+        """Take one finished sample of a row. Raises OutputError if a commit fails."""
+        self._waiting.append(output)
+        self.commit_if_due()
+
+    def commit_if_due(self) -> None:
+        """Commit if enough rows or time have gathered; for loops in which rows seldom finish."""
+        is_late = self._clock() - self._last_commit >= self._seconds_per_chunk
+        if is_late or len(self._waiting) >= self._rows_per_chunk:
+            self.commit()
+
+    def commit(self) -> None:
+        """Make every row written so far durable."""
+        if self._waiting:
+            path = self._folder.journal / f"chunk-{len(self._chunks):06d}.parquet"
+            write_chunk(path, self._waiting)
+            self._chunks.append(path)
+            self._waiting = []
+        self._last_commit = self._clock()
+
+    def finish(self, input: Input, prefix: str, rows_per_part: int = 1_000_000) -> None:
+        """Write `completions/part-…` from the journal and the input. Every input row must have been written.
+
+        Raises OutputError if the disk refuses, InputError if the input was changed meanwhile.
+        """
+        self.commit()
+        schema = output_schema(input.schema, prefix)
+        results = merge_chunks(self._chunks, self._folder.state / "merge")
+        batches = _with_results(input.read_batches(), results, schema)
+        write_parts(self._folder.completions, batches, schema, rows_per_part)
+
+
+def write_parts(folder: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema, rows_per_part: int) -> None:
+    """Write part-00000.parquet and so on, each of `rows_per_part` rows but the last; without rows, one empty part."""
+    parts = groupby(_cut_at_parts(batches, rows_per_part), key=itemgetter(0))
+    number = -1
+    for number, pieces in parts:
+        _write_part(folder / f"part-{number:05d}.parquet", (batch for _, batch in pieces), schema)
+    if number < 0:
+        _write_part(folder / "part-00000.parquet", (), schema)
+
+
+def _with_results(
+    batches: Iterable[pa.RecordBatch], results: Iterator[ResultRow], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The input's batches with our columns; a row with several samples is repeated."""
+    samples_by_row = groupby(results, key=row_index)
+    first_row = 0
+    for batch in batches:
+        rows = range(first_row, first_row + batch.num_rows)
+        found = [sample for row in rows for sample in _samples_of(row, samples_by_row)]
+        if len(found) != batch.num_rows:
+            batch = batch.take(pa.array([row_index(sample) - first_row for sample in found]))
+        yield pa.RecordBatch.from_arrays([*batch.columns, *to_arrays(found, ADDED_COLUMNS)], schema=schema)
+        first_row = rows.stop
+    assert next(samples_by_row, None) is None, f"a result beyond the last input row {first_row - 1}"
+
+
+def _samples_of(row: int, samples_by_row: Iterator[tuple[int, Iterator[ResultRow]]]) -> list[ResultRow]:
+    index, samples = next(samples_by_row, (None, iter(())))
+    assert index == row, f"expected the result of row {row}, got {index = }"
+    found = list(samples)
+    assert [*map(sample_index, found)] == [*range(len(found))], f"samples of {row = } missing or doubled"
+    return found
+
+
+def _cut_at_parts(batches: Iterable[pa.RecordBatch], rows_per_part: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """(part number, batch), the batches cut where a part is full."""
+    num_rows = 0
+    for batch in batches:
+        while batch.num_rows:
+            part, filled = divmod(num_rows, rows_per_part)
+            piece = batch.slice(0, rows_per_part - filled)
+            yield part, piece
+            num_rows += piece.num_rows
+            batch = batch.slice(piece.num_rows)
+
+
+def _write_part(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> None:
+    with written_whole(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        for group in _row_groups(batches):
+            writer.write_table(group, row_group_size=group.num_rows)
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Tables of about _GROUP_ROWS rows, or fewer where rows are large."""
+    group: list[pa.RecordBatch] = []
+    num_rows = num_bytes = 0
+    for batch in batches:
+        group.append(batch)
+        num_rows += batch.num_rows
+        num_bytes += batch.nbytes
+        if num_rows >= _GROUP_ROWS or num_bytes >= _GROUP_BYTES:
+            yield pa.Table.from_batches(group)
+            group, num_rows, num_bytes = [], 0, 0
+    if group:
+        yield pa.Table.from_batches(group)

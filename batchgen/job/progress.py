@@ -1,0 +1,47 @@
+"""Progress: the bar that a person watches. Nothing is shown when stderr is not a terminal, or when asked to be quiet."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from tqdm import tqdm
+
+from batchgen.stats.counters import RunStats
+
+_REDRAW_SECONDS = 0.2
+
+
+class Progress:
+    """Rows done, tokens per second, hit rate and KV use."""
+
+    def __init__(self, num_rows: int, num_done: int, stats: RunStats, num_blocks: int, *, quiet: bool) -> None:
+        self._stats = stats
+        self._num_blocks = num_blocks
+        # None: tqdm finds out whether stderr is a terminal
+        self._bar = tqdm(total=num_rows, initial=num_done, unit="row", disable=True if quiet else None)
+        self._begin = self._shown = time.perf_counter()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+    def row_done(self) -> None:
+        """One more row has ended."""
+        self._bar.update()
+
+    def step_done(self) -> None:
+        """Show the latest figures, a few times a second at most."""
+        now = time.perf_counter()
+        step = self._stats.last_step
+        if self._bar.disable or step is None or now - self._shown < _REDRAW_SECONDS:
+            return
+        self._shown = now
+        self._bar.set_postfix_str(
+            f"{self._stats.num_sampled_tokens / (now - self._begin):,.0f} tok/s, "
+            f"hits {100 * (self._stats.hit_rate or 0):.0f} %, KV {100 * step.num_used_blocks / self._num_blocks:.0f} %"
+        )

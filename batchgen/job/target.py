@@ -1,0 +1,100 @@
+"""Target: what a job runs on and with, resolved before any weight is read. Everything that can be refused is, here."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from batchgen_kernels import AttentionBackend, CpuBackend, ReferenceBackend
+
+from batchgen.errors import SpecError
+from batchgen.job.load import Job
+from batchgen.job.resolve import Setting, resolve_sampling
+from batchgen.models.attention import IMPLEMENTATION
+from batchgen.models.device import check_weights_fit, choose_device
+from batchgen.models.load import ModelInfo, build_meta_model, inspect_model
+from batchgen.models.probe import AttentionLayer, probe_attention
+from batchgen.sampling_params import SamplingParams
+
+# Measured on neither: a CPU's matrix products gain nothing beyond these, a GPU's memory is the limit long before.
+_MAX_NUM_SEQS = {"cpu": 128, "cuda": 512}
+_MAX_BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
+_BACKENDS: dict[str, type[CpuBackend] | type[ReferenceBackend]] = {"torch": ReferenceBackend, "cpu": CpuBackend}
+
+log = logging.getLogger("batchgen")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model that can be run exactly, and every resolved value of the run."""
+
+    device: torch.device
+    info: ModelInfo
+    layers: list[AttentionLayer]
+    params: SamplingParams
+    max_model_len: int
+    max_num_seqs: int
+    max_batched_tokens: int
+    attention: str
+    settings: list[Setting]  # what the job file left open, with sources
+
+    def backend(self) -> AttentionBackend:
+        """The attention backend chosen."""
+        return _BACKENDS[self.attention]()
+
+    def max_tokens(self, num_prompt_tokens: int) -> int:
+        """The most tokens a prompt of this length may get."""
+        room = self.max_model_len - num_prompt_tokens
+        return room if self.params.max_tokens is None else min(room, self.params.max_tokens)
+
+
+def inspect_target(job: Job) -> Target:
+    """Resolve device, model and settings. Raises ModelError, CapacityError or SpecError; reads no weight."""
+    spec = job.spec
+    device = choose_device(spec.engine.device)
+    info = inspect_model(spec.model, device)
+    layers = probe_attention(build_meta_model(info, IMPLEMENTATION))
+    check_weights_fit(info, device, spec.engine.memory_fraction)
+    params, settings = resolve_sampling(job, info.generation_config)
+    max_model_len = _max_model_len(job, info)
+    if params.max_tokens is None:
+        log.info("sampling.max_tokens is not set: a completion may grow up to the context limit of %d", max_model_len)
+    chosen = {
+        "device": str(device),
+        "max_model_len": max_model_len,
+        "max_num_seqs": spec.engine.max_num_seqs or _MAX_NUM_SEQS[device.type],
+        "max_batched_tokens": spec.engine.max_batched_tokens or _MAX_BATCHED_TOKENS[device.type],
+        "attention": _attention(job, device),
+    }
+    for name, value in chosen.items():
+        is_given = getattr(spec.engine, name) not in (None, "auto")
+        source = job.sources.get(f"engine.{name}", "default") if is_given else "default"
+        settings.append(Setting(f"engine.{name}", value, source))
+    return Target(
+        device=device,
+        info=info,
+        layers=layers,
+        params=params,
+        max_model_len=max_model_len,
+        max_num_seqs=int(chosen["max_num_seqs"]),
+        max_batched_tokens=int(chosen["max_batched_tokens"]),
+        attention=str(chosen["attention"]),
+        settings=settings,
+    )
+
+
+def _max_model_len(job: Job, info: ModelInfo) -> int:
+    wanted = job.spec.engine.max_model_len
+    if wanted is not None and wanted > info.max_model_len:
+        raise SpecError([f"{job.path}: engine.max_model_len: {wanted} is more than the model's {info.max_model_len}"])
+    return wanted or info.max_model_len
+
+
+def _attention(job: Job, device: torch.device) -> str:
+    wanted = job.spec.engine.attention
+    if wanted == "auto":
+        return "cpu" if device.type == "cpu" else "torch"
+    if wanted == "cpu" and device.type != "cpu":
+        raise SpecError([f"{job.path}: engine.attention: cpu does not run on {device}; use auto or torch"])
+    return wanted

@@ -1,0 +1,28 @@
+"""Stopwatch: how long the parts of a run took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Stopwatch:
+    """Seconds by part, in the order the parts were first timed."""
+
+    def __init__(self) -> None:
+        self._begin = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Time a block of code; a part timed twice is added up."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - begin
+
+    def seconds(self) -> dict[str, float]:
+        """The parts so far and the total since the start."""
+        return {**self._seconds, "total": time.perf_counter() - self._begin}

@@ -1,0 +1,123 @@
+"""Sampler: filters by hand on a vocabulary of 8, distribution by chi-square, independence of the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from batchgen.engine.philox import draw_key
+from batchgen.engine.request import Request
+from batchgen.engine.sampler import Sampler
+from batchgen.sampling_params import SamplingParams
+
+PROBS = torch.tensor([0.30, 0.05, 0.20, 0.02, 0.25, 0.08, 0.06, 0.04])
+NUM_DRAWS = 4000
+
+
+def request(key: int = 0, **params: Any) -> Request:
+    return Request(0, np.array([1], np.int32), SamplingParams(**params), draw_key(0, str(key).encode()), max_tokens=9)
+
+
+def sampler(*unused: int) -> Sampler:
+    return Sampler(torch.tensor(unused, dtype=torch.int64))
+
+
+def frequencies(logits: torch.Tensor, **params: Any) -> torch.Tensor:
+    rows = logits.expand(NUM_DRAWS, -1).clone()
+    tokens = sampler()(rows, [request(key, **params) for key in range(NUM_DRAWS)])
+    return torch.bincount(torch.tensor(tokens), minlength=logits.shape[-1])
+
+
+def assert_distributed(counts: torch.Tensor, probs: torch.Tensor) -> None:
+    """Chi-square at p = 0.001, and nothing where the probability is 0."""
+    possible = probs > 0
+    assert counts[~possible].sum() == 0
+    expected = probs[possible] / probs.sum() * NUM_DRAWS
+    limits = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 7: 24.32}
+    degrees = int(possible.sum()) - 1
+    if degrees:
+        assert ((counts[possible] - expected) ** 2 / expected).sum() < limits[degrees]
+
+
+def kept(*tokens: int) -> torch.Tensor:
+    return torch.where(torch.isin(torch.arange(8), torch.tensor(tokens)), PROBS, 0)
+
+
+def test_greedy_takes_the_best() -> None:
+    assert sampler()(PROBS.log()[None].clone(), [request()]) == [0]
+
+
+def test_unused_ids_are_never_chosen() -> None:
+    assert sampler(0, 4)(PROBS.log()[None].clone(), [request()]) == [2]
+
+
+def test_temperature_one_draws_from_the_model() -> None:
+    assert_distributed(frequencies(PROBS.log(), temperature=1.0), PROBS)
+
+
+def test_temperature_sharpens() -> None:
+    assert_distributed(frequencies(PROBS.log(), temperature=0.5), PROBS**2)
+
+
+def test_tiny_temperature_is_greedy() -> None:
+    assert frequencies(PROBS.log(), temperature=1e-5)[0] == NUM_DRAWS
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({"top_k": 1}, kept(0)),
+        ({"top_k": 3}, kept(0, 4, 2)),
+        ({"top_k": 100}, PROBS),
+        ({"top_p": 0.2}, kept(0)),
+        ({"top_p": 0.5}, kept(0, 4)),
+        ({"top_p": 0.56}, kept(0, 4, 2)),
+        ({"min_p": 0.5}, kept(0, 4, 2)),
+        ({"min_p": 1.0}, kept(0)),
+        ({"top_k": 3, "top_p": 0.7}, kept(0, 4)),  # of the three's 0.75, 0.55 is 73 %
+        ({"top_k": 4, "min_p": 0.8}, kept(0, 4)),
+    ],
+    ids=str,
+)
+def test_filters(params: dict[str, float], expected: torch.Tensor) -> None:
+    assert_distributed(frequencies(PROBS.log(), temperature=1.0, **params), expected)
+
+
+def test_top_p_on_a_flat_distribution_looks_beyond_the_first_candidates() -> None:
+    logits = torch.zeros(2000)
+    logits[:1000] = 5.0  # 99.3 % of the mass, in a thousand equal parts
+    counts = frequencies(logits, temperature=1.0, top_p=0.9)
+    assert counts[1000:].sum() == 0
+    assert (counts > 0).sum() > 900
+
+
+def test_a_filter_of_one_row_leaves_its_neighbours_alone() -> None:
+    rows = PROBS.log().expand(NUM_DRAWS, -1).clone()
+    requests = [request(key, temperature=1.0, top_k=1 + 7 * (key % 2)) for key in range(NUM_DRAWS)]
+    tokens = torch.tensor(sampler()(rows, requests))
+    assert (tokens[0::2] == 0).all()
+    assert len(tokens[1::2].unique()) == 8
+
+
+def test_a_row_draws_the_same_in_any_batch() -> None:
+    logits = torch.randn(6, 50)
+    requests = [request(key, temperature=1.0, top_p=0.9) for key in range(6)]
+    together = sampler()(logits.clone(), requests)
+    alone = [sampler()(logits[row : row + 1].clone(), [requests[row]])[0] for row in range(6)]
+    assert together == alone
+
+
+def test_rows_with_one_seed_draw_differently() -> None:
+    assert len(set(sampler()(torch.zeros(20, 1000), [request(key, temperature=1.0) for key in range(20)]))) > 15
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_logits_that_are_not_finite_fail_their_row_only(bad: float) -> None:
+    logits = PROBS.log().expand(2, -1).clone()
+    logits[0, 3] = bad
+    first, second = sampler()(logits, [request(), request()])
+    assert "not finite" in str(first)
+    assert second == 0

@@ -1,0 +1,262 @@
+"""Scheduler: small jobs by hand, then random ones; pool, index and requests are checked after every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchgen.engine.assemble import EngineSettings, make_scheduler
+from batchgen.engine.engine import Engine
+from batchgen.engine.request import Request, RequestStatus
+from batchgen.engine.scheduler import SchedulerOutput
+from batchgen.plan.order import prefix_order, shared_with_next
+from batchgen.plan.plan import make_plan
+from batchgen.request_output import FinishReason
+from batchgen.sampling_params import SamplingParams
+from batchgen.stats.counters import RunStats
+
+Prompts = Sequence[str]
+
+
+class CountingRunner:
+    """Answers every sampled chunk with token 7 and remembers what was computed."""
+
+    def __init__(self) -> None:
+        self.computed: dict[int, list[int]] = {}  # row -> positions, in the order they were computed
+
+    def run(self, step: SchedulerOutput) -> list[int | str]:
+        for chunk in step.chunks:
+            self.computed.setdefault(chunk.request.row_index, []).extend(range(chunk.start, chunk.stop))
+        return [7 for chunk in step.chunks if chunk.is_sampled]
+
+
+class CheckedEngine(Engine):
+    """Checks every invariant after every step."""
+
+    runner: CountingRunner
+
+    def step(self) -> list[Request]:
+        finished = super().step()
+        self.scheduler.check_integrity()
+        return finished
+
+
+def make_engine(**given: int | bool | None) -> CheckedEngine:
+    defaults: dict[str, int | bool | None] = {
+        "num_blocks": 64,
+        "block_size": 4,
+        "max_num_seqs": 4,
+        "max_batched_tokens": 32,
+        "expected_tokens": None,
+        "prefix_cache": True,
+        "by_prefix": True,
+    }
+    values = EngineSettings(**{**defaults, **given})  # type: ignore[arg-type]
+    return CheckedEngine(make_scheduler(values), CountingRunner(), RunStats(values.block_size))
+
+
+def tokens(text: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+
+def make_requests(prompts: Prompts, max_tokens: Sequence[int], block_size: int = 4) -> list[Request]:
+    store = [tokens(prompt) for prompt in prompts]
+    order = prefix_order(store, range(len(store)), max_tokens, block_size)
+    return [
+        Request(row, store[row], SamplingParams(), draw_key=0, max_tokens=max_tokens[row], shared_with_next=shared)
+        for row, shared in zip(order, shared_with_next(store, order), strict=True)
+    ]
+
+
+def finish(engine: Engine, requests: Sequence[Request]) -> list[Request]:
+    return [request for finished in engine.run(requests) for request in finished]
+
+
+def test_a_prompt_is_cut_by_the_budget_only() -> None:
+    engine = make_engine(max_batched_tokens=6)
+    finish(engine, make_requests(["a" * 10, "b" * 5], [1, 1]))
+    assert [len(positions) for positions in engine.runner.computed.values()] == [10, 5]
+    assert engine.stats.num_steps == 3  # 6, then 4 + 2, then 3
+
+
+def test_rows_of_one_step_share_the_block_that_one_of_them_fills() -> None:
+    engine = make_engine()
+    requests = make_requests(["aaaabbbbx", "aaaabbbby"], [1, 1])
+    finish(engine, requests)
+    assert engine.stats.num_steps == 1
+    assert [request.num_cached_tokens for request in requests] == [0, 8]
+    assert engine.runner.computed[requests[1].row_index] == [8]
+
+
+def test_the_last_token_of_a_prompt_is_always_computed() -> None:
+    engine = make_engine()
+    requests = make_requests(["aaaabbbb", "aaaabbbb"], [1, 1])
+    finish(engine, requests)
+    assert [request.num_cached_tokens for request in requests] == [0, 4]
+
+
+def test_admission_waits_for_the_blocks_a_row_is_expected_to_need() -> None:
+    engine = make_engine(num_blocks=4, expected_tokens=5)  # each row: 4 + 5 - 1 tokens, 2 blocks
+    for request in make_requests(["aaaa", "bbbb", "cccc"], [5, 5, 5]):
+        engine.scheduler.add(request)
+    engine.step()
+    assert (len(engine.scheduler.running), len(engine.scheduler.waiting)) == (2, 1)
+    assert engine.stats.num_waiting_steps == 1
+
+
+def test_the_last_admitted_is_preempted_and_comes_back_first() -> None:
+    engine = make_engine(num_blocks=4, expected_tokens=1)
+    requests = make_requests(["aaaa", "bbbb", "cccc"], [9, 9, 9])  # each grows to 3 blocks
+    done = finish(engine, requests)
+    assert engine.stats.num_preemptions >= 1
+    assert [request.row_index for request in done] == [0, 1, 2]
+    assert all(request.output_token_ids == [7] * 9 for request in done)
+    assert engine.stats.num_recomputed_tokens > 0
+
+
+def test_recomputed_tokens_are_no_prompt_tokens() -> None:
+    engine = make_engine(num_blocks=4, expected_tokens=1)
+    finish(engine, make_requests(["aaaa", "bbbb", "cccc"], [9, 9, 9]))
+    stats = engine.stats
+    assert stats.num_prompt_tokens == 12
+    # Each row computes its prompt and its first 8 tokens; the ninth is never an input.
+    assert stats.num_computed_tokens == 3 * 12 - stats.num_hit_tokens + stats.num_recomputed_tokens
+
+
+def test_a_row_alone_that_outgrows_the_pool_fails_and_the_next_runs() -> None:
+    engine = make_engine(num_blocks=2)
+    done = finish(engine, make_requests(["aaaa", "bbbb"], [40, 2]))
+    assert [request.finish_reason for request in done] == [FinishReason.ERROR, FinishReason.LENGTH]
+    assert "8 tokens" in str(done[0].error)
+
+
+def test_end_token_stop_token_and_length() -> None:
+    engine = make_engine()
+    prompt = tokens("aaaa")
+    plain = Request(0, prompt, SamplingParams(), 0, max_tokens=3)
+    ended = Request(1, prompt, SamplingParams(), 0, max_tokens=3, end_token_ids=frozenset([7]))
+    stopped = Request(2, prompt, SamplingParams(stop_token_ids=frozenset([7])), 0, max_tokens=3)
+    finish(engine, [plain, ended, stopped])
+    assert plain.finish_reason is FinishReason.LENGTH
+    assert len(plain.output_token_ids) == 3
+    assert ended.finish_reason is stopped.finish_reason is FinishReason.STOP
+    assert ended.output_token_ids == stopped.output_token_ids == [7]
+
+
+def test_an_outcome_that_is_an_error_ends_its_row_only() -> None:
+    engine = make_engine()
+    requests = make_requests(["aaaa", "bbbb"], [1, 1])
+    for request in requests:
+        engine.scheduler.add(request)
+    step = engine.scheduler.schedule()
+    finished = engine.scheduler.update(step, ["broken", 7])
+    assert [request.finish_reason for request in finished] == [FinishReason.ERROR, FinishReason.LENGTH]
+    assert finished[0].error == "broken"
+    engine.scheduler.check_integrity()
+
+
+def test_fragmentation_of_the_worked_example() -> None:
+    """Rows of 6, 50, 8 and 100 tokens in blocks of 16: 13 blocks with 44 empty slots."""
+    engine = make_engine(block_size=16, max_batched_tokens=1000, prefix_cache=False)
+    finish(engine, make_requests(["a" * 6, "b" * 50, "c" * 8, "d" * 100], [1] * 4, 16))
+    assert engine.stats.peak_used_blocks == 13
+    assert engine.stats.peak_internal_fragmentation == 44 / (13 * 16)
+
+
+def test_shared_blocks_count_once_in_fragmentation() -> None:
+    engine = make_engine(block_size=16, max_batched_tokens=1000)
+    finish(engine, make_requests(["x" * 16 + end for end in "abcd"], [1] * 4, 16))
+    assert engine.stats.peak_internal_fragmentation == pytest.approx(1 - 20 / 80)
+
+
+# Random prefix forests: every prompt is a path through a small tree, with a tail of its own.
+pieces = st.sampled_from(["a", "bb", "cccc", "dddd", "eeeeeeee", "f" * 12])
+prompt_lists = st.lists(st.lists(pieces, min_size=1, max_size=6).map("".join), min_size=1, max_size=24)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    prompts=prompt_lists,
+    max_tokens=st.integers(1, 12),
+    block_size=st.sampled_from([1, 2, 4, 8]),
+    max_num_seqs=st.integers(1, 16),
+    max_batched_tokens=st.integers(1, 64),
+)
+def test_every_hit_that_is_possible_happens(
+    prompts: list[str], max_tokens: int, block_size: int, max_num_seqs: int, max_batched_tokens: int
+) -> None:
+    engine = make_engine(
+        num_blocks=24 * 84, block_size=block_size, max_num_seqs=max_num_seqs, max_batched_tokens=max_batched_tokens
+    )
+    done = finish(engine, make_requests(prompts, [max_tokens] * len(prompts), block_size))
+    assert len(done) == len(prompts)
+    assert engine.stats.num_hit_tokens == brute_force_ceiling(prompts, block_size)
+    plan = make_plan(
+        [tokens(p) for p in prompts], range(len(prompts)), [max_tokens] * len(prompts),
+        block_size=block_size, max_num_seqs=max_num_seqs, by_prefix=True,
+    )  # fmt: skip
+    assert plan.hit_ceiling == engine.stats.num_hit_tokens
+    assert engine.stats.peak_used_blocks <= plan.num_blocks_needed
+    assert engine.scheduler.cache.pool.num_free == engine.scheduler.cache.pool.num_blocks
+
+
+def brute_force_ceiling(prompts: Prompts, block_size: int) -> int:
+    """Sum over the nodes of the block prefix tree of (rows through it - max(1, rows ending exactly on it))."""
+    through: dict[str, int] = {}
+    ending: dict[str, int] = {}
+    for prompt in prompts:
+        for stop in range(block_size, len(prompt) + 1, block_size):
+            through[prompt[:stop]] = through.get(prompt[:stop], 0) + 1
+        ending[prompt] = ending.get(prompt, 0) + 1
+    return block_size * sum(count - max(1, ending.get(node, 0)) for node, count in through.items())
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    prompts=prompt_lists,
+    max_tokens=st.lists(st.integers(1, 30), min_size=24, max_size=24),
+    num_blocks=st.integers(18, 40),
+    block_size=st.sampled_from([4, 8]),
+    max_num_seqs=st.integers(1, 8),
+    max_batched_tokens=st.integers(1, 40),
+    expected_tokens=st.sampled_from([None, 1, 8]),
+    by_prefix=st.booleans(),
+    prefix_cache=st.booleans(),
+)
+def test_a_small_pool_loses_no_row_and_no_token(
+    prompts: list[str],
+    max_tokens: list[int],
+    num_blocks: int,
+    block_size: int,
+    max_num_seqs: int,
+    max_batched_tokens: int,
+    expected_tokens: int | None,
+    by_prefix: bool,
+    prefix_cache: bool,
+) -> None:
+    engine = make_engine(
+        num_blocks=num_blocks + 8,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_batched_tokens=max_batched_tokens,
+        expected_tokens=expected_tokens,
+        by_prefix=by_prefix,
+        prefix_cache=prefix_cache,
+    )
+    requests = make_requests(prompts, max_tokens, block_size)
+    if not by_prefix:
+        for request in requests:
+            request.shared_with_next = None
+    done = finish(engine, requests)
+    assert sorted(request.row_index for request in done) == list(range(len(prompts)))
+    for request in done:
+        assert request.status is RequestStatus.FINISHED
+        assert request.output_token_ids == [7] * max_tokens[request.row_index]
+        computed = engine.runner.computed[request.row_index]
+        # Every position but the last token's is computed, or was found in the cache when the row was first admitted.
+        assert set(computed) | set(range(request.num_cached_tokens or 0)) == set(range(request.num_tokens - 1))
+    assert engine.scheduler.cache.pool.num_used == 0

@@ -1,0 +1,168 @@
+"""Rows out: order, types, samples, parts and names."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+import batchgen
+from batchgen.errors import InputError, OutputError
+from batchgen.io import Input, OutputFolder, ResultWriter, open_input, output_schema
+from batchgen.job.spec import InputSpec
+from batchgen.request_output import FinishReason, RequestOutput
+
+ADDED = pa.schema(
+    [
+        *((name, pa.string()) for name in ("completion", "finish_reason", "error")),
+        *((name, pa.int32()) for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "sample_index")),
+    ]
+)
+
+
+def answer(index: int, sample: int = 0) -> RequestOutput:
+    return RequestOutput(index, FinishReason.STOP, sample, f"answer {index}.{sample}", None, index, 1, 0)
+
+
+def answered(input: Input, folder: Path, answers: Iterable[RequestOutput], **sizes: int) -> pa.Table:
+    """The completions of a run that gave `answers`; the input is read once before, as every run does."""
+    assert all(row.index >= 0 for row in input.read_rows())
+    output = OutputFolder(folder)
+    output.prepare()
+    writer = ResultWriter(output, rows_per_chunk=sizes.pop("rows_per_chunk", 10_000))
+    for each in answers:
+        writer.write(each)
+    writer.finish(input, prefix="", **sizes)
+    return ds.dataset(sorted(output.completions.iterdir())).to_table()
+
+
+def parquet_input(folder: Path, **columns: Any) -> Input:
+    pq.write_table(pa.table(columns), folder / "in.parquet")
+    return open_input(InputSpec(path=str(folder / "in.parquet"), prompt="prompt"))
+
+
+def test_input_order_and_declared_types_whatever_order_rows_finish_in(tmp_path: Path) -> None:
+    prompts = [f"p{i}" for i in range(700)]
+    kinds = pa.array(["x", None] * 350).dictionary_encode()
+    input = parquet_input(tmp_path, prompt=prompts, kind=kinds, vector=pa.array([[0.5]] * 700, pa.list_(pa.float32())))
+    answers = [answer(i) for i in range(700)]
+    random.Random(0).shuffle(answers)
+    table = answered(input, tmp_path / "out", answers, rows_per_chunk=7)  # 100 chunks: more than one merge may open
+    assert table.schema.equals(pa.schema([*input.schema, *ADDED]))
+    assert table["prompt"].to_pylist() == prompts
+    assert table["kind"].to_pylist() == kinds.to_pylist()
+    assert table["completion"].to_pylist() == [f"answer {i}.0" for i in range(700)]
+    assert table["prompt_tokens"].to_pylist() == list(range(700))
+
+
+def test_failed_row_has_nulls_where_nothing_is_known(tmp_path: Path) -> None:
+    input = parquet_input(tmp_path, prompt=["a"])
+    [row] = answered(input, tmp_path / "out", [RequestOutput(0, FinishReason.ERROR, error="why")]).to_pylist()
+    known = {"prompt": "a", "finish_reason": "error", "error": "why", "sample_index": 0}
+    assert row == {**dict.fromkeys(ADDED.names), **known}
+
+
+def test_samples_of_a_row_stand_next_to_each_other(tmp_path: Path) -> None:
+    input = parquet_input(tmp_path, prompt=["a", "b"])
+    answers = [answer(1, 1), answer(0, 0), answer(1, 0), answer(0, 1)]
+    table = answered(input, tmp_path / "out", answers, rows_per_chunk=1)
+    assert table["prompt"].to_pylist() == ["a", "a", "b", "b"]
+    assert table["completion"].to_pylist() == ["answer 0.0", "answer 0.1", "answer 1.0", "answer 1.1"]
+
+
+def test_parts_are_full_and_written_by_batchgen(tmp_path: Path) -> None:
+    input = parquet_input(tmp_path, prompt=[str(i) for i in range(600)])
+    table = answered(input, tmp_path / "out", map(answer, range(600)), rows_per_part=250)
+    parts = sorted((tmp_path / "out" / "completions").iterdir())
+    assert [part.name for part in parts] == ["part-00000.parquet", "part-00001.parquet", "part-00002.parquet"]
+    assert [pq.ParquetFile(part).metadata.num_rows for part in parts] == [250, 250, 100]
+    assert pq.read_schema(parts[1]).metadata[b"batchgen"] == batchgen.__version__.encode()
+    assert table["prompt"].to_pylist() == [str(i) for i in range(600)]
+
+
+def test_no_rows_give_one_part_with_all_columns(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b"")
+    input = open_input(InputSpec(path=str(tmp_path / "in.jsonl"), prompt="prompt"))
+    table = answered(input, tmp_path / "out", [])
+    assert (table.num_rows, table.schema.equals(ADDED)) == (0, True)
+
+
+def test_lines_with_odd_values_come_out_as_parquet_that_pandas_reads(tmp_path: Path) -> None:
+    lines = [
+        b'{"id":"1","prompt":"note a"}',
+        b'{"id":"2","prompt":"half \\ud83d a"}',
+        b'{"id":"3","prompt":"nul \\u0000 a"}',
+        b'{"id":"4","prompt":"note d","score":NaN}',
+        b'{"id":"5","prompt":"note e","prompt":"note f"}',
+    ]
+    (tmp_path / "in.jsonl").write_bytes(b"\n".join(lines))
+    input = open_input(InputSpec(path=str(tmp_path / "in.jsonl"), prompt="prompt"))
+    answered(input, tmp_path / "out", map(answer, range(5)))
+    frame = pd.read_parquet(tmp_path / "out" / "completions")
+    assert frame["id"].fillna("").tolist() == ["1", "2", "3", "4", ""]
+    assert frame["prompt"].fillna("").tolist() == ["note a", "", "nul \0 a", "note d", ""]
+    assert frame["completion"].tolist() == [f"answer {i}.0" for i in range(5)]
+
+
+def test_a_missing_result_is_a_bug(tmp_path: Path) -> None:
+    input = parquet_input(tmp_path, prompt=["a", "b", "c"])
+    with pytest.raises(AssertionError, match="expected the result of row 1"):
+        answered(input, tmp_path / "out", [answer(0), answer(2)])
+
+
+def test_a_doubled_result_is_a_bug(tmp_path: Path) -> None:
+    input = parquet_input(tmp_path, prompt=["a"])
+    with pytest.raises(AssertionError, match="missing or doubled"):
+        answered(input, tmp_path / "out", [answer(0), answer(0)])
+
+
+def test_input_that_changed_before_the_end_is_refused(tmp_path: Path) -> None:
+    input = parquet_input(tmp_path, prompt=["a"])
+    output = OutputFolder(tmp_path / "out")
+    output.prepare()
+    writer = ResultWriter(output)
+    writer.write(answer(0))
+    pq.write_table(pa.table({"prompt": ["a", "b"]}), tmp_path / "in.parquet")
+    with pytest.raises(InputError, match="changed while the job ran"):
+        writer.finish(input, prefix="")
+    assert list(output.completions.iterdir()) == []
+
+
+def test_names_of_ours_in_the_input_are_refused_with_the_way_out() -> None:
+    schema = pa.schema([(name, pa.string()) for name in ("prompt", "completion", "error", "Completion")])
+    with pytest.raises(OutputError, match=r"columns named completion, error; set output\.prefix"):
+        output_schema(schema, "")
+    names = output_schema(schema, "gen_").names
+    assert names[:5] == ["prompt", "completion", "error", "Completion", "gen_completion"]
+    with pytest.raises(OutputError, match=r"a column named completion"):
+        output_schema(pa.schema([("completion", pa.string())]), "")
+
+
+def test_rows_are_committed_by_number_and_by_time(tmp_path: Path) -> None:
+    now = 0.0
+    output = OutputFolder(tmp_path / "out")
+    output.prepare()
+    writer = ResultWriter(output, rows_per_chunk=3, clock=lambda: now)
+
+    def num_chunks() -> int:
+        return len(list(output.journal.iterdir()))
+
+    for i in range(5):
+        writer.write(answer(i))
+    assert num_chunks() == 1
+    now = 29.9
+    writer.commit_if_due()
+    assert num_chunks() == 1
+    now = 30.0
+    writer.commit_if_due()
+    assert num_chunks() == 2
+    now = 60.0
+    writer.commit_if_due()  # nothing waits, so nothing is written
+    assert num_chunks() == 2

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from batchgen.errors import ModelError
+from batchgen.job.spec import ModelSpec
+from batchgen.models import checkpoint
+from batchgen.models.checkpoint import Checkpoint, explained, find_checkpoint
+
+HUB = Checkpoint("acme/model", "acme/model", is_local=False)
+
+
+def _refusal(path: str | Path, revision: str | None = None) -> str:
+    with pytest.raises(ModelError) as refused:
+        find_checkpoint(ModelSpec(path=str(path), revision=revision))
+    assert str(path) in str(refused.value)
+    return str(refused.value)
+
+
+def _explanation(cause: Exception, of: Checkpoint = HUB) -> str:
+    """What the user reads when transformers fails because of `cause`."""
+    with pytest.raises(ModelError) as refused, explained(of, "config"):
+        raise OSError("words of the library\nand more of them") from cause
+    assert str(refused.value).startswith(f"model.path {of.name}: its config cannot be loaded: ")
+    return str(refused.value)
+
+
+def test_a_folder_with_a_config_is_local(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({}))
+    assert find_checkpoint(ModelSpec(path=str(tmp_path))) == Checkpoint(str(tmp_path), str(tmp_path), is_local=True)
+
+
+def test_a_hub_id_keeps_its_revision_for_every_loader() -> None:
+    assert find_checkpoint(ModelSpec(path="acme/model", revision="v2")).options == {"revision": "v2"}
+
+
+def test_a_gguf_file_is_a_name_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "find_spec", lambda package: package)
+    (tmp_path / "Model.GGUF").write_bytes(b"")
+    found = find_checkpoint(ModelSpec(path=str(tmp_path / "Model.GGUF")))
+    assert (found.location, found.options) == (str(tmp_path), {"gguf_file": "Model.GGUF"})
+
+
+def test_a_path_that_is_not_there_is_no_hub_id() -> None:
+    assert "does not exist, and is not a hub id" in _refusal("./no/such/folder")
+
+
+def test_a_gguf_file_that_is_not_there() -> None:
+    assert "does not exist" in _refusal("acme/model.gguf")
+
+
+def test_gguf_packages_are_asked_for_by_the_command_that_installs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "find_spec", lambda package: package if package == "gguf" else None)
+    (tmp_path / "m.gguf").write_bytes(b"")
+    assert "(accelerate): pip install 'batchgen[gguf]'" in _refusal(tmp_path / "m.gguf")
+
+
+def test_a_folder_without_config_names_the_gguf_files_in_it(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"")
+    assert "folder without config.json, so not a model; to use a .gguf file in it, name the file (m.gguf)" in _refusal(
+        tmp_path
+    )
+
+
+def test_another_file_is_not_a_model(tmp_path: Path) -> None:
+    (tmp_path / "m.bin").write_bytes(b"")
+    assert "not a .gguf file" in _refusal(tmp_path / "m.bin")
+
+
+def test_a_revision_of_a_local_folder_is_not_ignored(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert "remove model.revision" in _refusal(tmp_path, revision="main")
+
+
+@pytest.mark.parametrize(
+    ("cause", "meaning"),
+    [
+        (GatedRepoError, "granted on its hub page"),
+        (RepositoryNotFoundError, "no such model on the hub"),
+        (RevisionNotFoundError, "no such model.revision"),
+    ],
+)
+def test_what_the_hub_refuses_is_said_in_words(cause: type[Exception], meaning: str) -> None:
+    assert meaning in _explanation(cause.__new__(cause))
+
+
+@pytest.mark.parametrize(("offline", "words"), [(True, "HF_HUB_OFFLINE is set"), (False, "the hub cannot be reached")])
+def test_a_model_that_is_not_cached_says_why_it_was_not_fetched(
+    monkeypatch: pytest.MonkeyPatch, offline: bool, words: str
+) -> None:
+    monkeypatch.setattr(checkpoint, "is_offline_mode", lambda: offline)
+    assert words in _explanation(LocalEntryNotFoundError("not cached"))
+
+
+def test_of_anything_else_the_first_line_stays() -> None:
+    assert _explanation(ValueError("cause")).endswith(": words of the library")
+
+
+def test_a_damaged_gguf_file_is_called_one() -> None:
+    gguf = Checkpoint("m.gguf", ".", is_local=True, gguf_file="m.gguf")
+    assert "the .gguf file is damaged" in _explanation(ValueError("cause"), gguf)
+
+
+def test_an_error_of_ours_is_left_as_it_is() -> None:
+    with pytest.raises(ModelError, match=r"^ours$"), explained(HUB, "config"):
+        raise ModelError("ours")

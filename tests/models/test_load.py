@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers.dynamic_module_utils
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from batchgen.errors import ModelError
+from batchgen.job.spec import ModelSpec
+from batchgen.models.load import ModelInfo, build_meta_model, inspect_model, load_weights
+from tests.tiny_models import (
+    byte_tokenizer,
+    context_model,
+    save_model,
+    tiny_gemma2,
+    tiny_gpt2,
+    tiny_qwen3,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tiny Llama (end token 258), ready to be damaged."""
+    return save_model(tmp_path / "llama", context_model(), byte_tokenizer())
+
+
+def _edit(file: Path, **changes: Any) -> None:
+    """Set keys of a JSON file; None removes one."""
+    values = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+
+
+def _inspect(folder: Path, **settings: Any) -> ModelInfo:
+    return inspect_model(ModelSpec(path=str(folder), **settings), CPU)
+
+
+def _load(folder: Path, **settings: Any) -> PreTrainedModel:
+    return load_weights(_inspect(folder, **settings), ModelSpec(path=str(folder), **settings), CPU, "eager")
+
+
+def test_end_tokens_of_both_files_count(folder: Path) -> None:
+    _edit(folder / "config.json", eos_token_id=258)
+    _edit(folder / "generation_config.json", eos_token_id=[260, 256])
+    assert _inspect(folder).eos_token_ids == {256, 258, 260}
+
+
+def test_an_end_token_list_in_the_config_counts_whole(folder: Path) -> None:
+    _edit(folder / "config.json", eos_token_id=[258, 259])
+    _edit(folder / "generation_config.json", eos_token_id=None)
+    assert _inspect(folder).eos_token_ids == {258, 259}
+
+
+def test_the_tokenizers_end_token_counts_only_where_the_files_have_none(folder: Path) -> None:
+    """Not the 2 that LlamaConfig fills in either."""
+    _edit(folder / "config.json", eos_token_id=None)
+    _edit(folder / "generation_config.json", eos_token_id=260)
+    assert _inspect(folder).eos_token_ids == {260}
+    _edit(folder / "generation_config.json", eos_token_id=None)
+    assert _inspect(folder).eos_token_ids == {258}
+
+
+def test_ids_that_the_tokenizer_lacks_are_unused(folder: Path) -> None:
+    info = _inspect(folder)
+    assert (info.vocab_size, info.unused_token_ids.tolist()) == (264, [261, 262, 263])
+
+
+def test_the_generation_config_holds_what_the_file_sets_and_no_default(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"temperature": 1.0, "do_sample": true, "top_k": null}')
+    assert _inspect(folder).generation_config == {"temperature": 1.0, "do_sample": True}
+
+
+def test_without_the_file_the_generation_config_is_empty(folder: Path) -> None:
+    (folder / "generation_config.json").unlink()
+    assert _inspect(folder).generation_config == {}
+
+
+def test_a_broken_generation_config_is_named(folder: Path) -> None:
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"its generation_config\.json cannot be loaded: Expecting"):
+        _inspect(folder)
+
+
+def test_dtype_auto_is_the_checkpoints_own(tmp_path: Path) -> None:
+    save_model(tmp_path, context_model().to(torch.bfloat16), byte_tokenizer())  # type: ignore[arg-type]
+    assert _inspect(tmp_path).dtype == torch.bfloat16
+    assert _load(tmp_path).dtype == torch.bfloat16
+
+
+def test_dtype_auto_of_a_config_that_says_nothing_is_float32(folder: Path) -> None:
+    _edit(folder / "config.json", dtype=None)
+    assert _inspect(folder).dtype == torch.float32
+
+
+def test_a_dtype_that_the_job_names_wins(folder: Path) -> None:
+    assert _load(folder, dtype="bfloat16").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("make", [context_model, tiny_qwen3, tiny_gemma2, tiny_gpt2])
+def test_weights_arrive_as_they_were_saved_and_take_the_bytes_foretold(tmp_path: Path, make: Any) -> None:
+    saved = make()
+    save_model(tmp_path, saved, byte_tokenizer())
+    loaded = _load(tmp_path)
+    for (name, tensor), (_, expected) in zip(loaded.named_parameters(), saved.named_parameters(), strict=True):
+        assert torch.equal(tensor, expected), name
+    # GPT-2's output layer is its embedding: counted once
+    assert _inspect(tmp_path).weight_bytes == sum(tensor.nbytes for tensor in saved.parameters())
+
+
+def test_a_loaded_model_is_for_inference_with_the_attention_asked_for(folder: Path) -> None:
+    model = _load(folder)
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert model.config._attn_implementation == "eager"
+
+
+def test_loading_prints_nothing_off_a_terminal(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    capfd.readouterr()
+    _load(folder)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_meta_model_has_no_storage_and_leaves_the_config_alone(folder: Path) -> None:
+    info = _inspect(folder, dtype="bfloat16")
+    model = build_meta_model(info, "eager")
+    assert {(parameter.device.type, parameter.dtype) for parameter in model.parameters()} == {("meta", torch.bfloat16)}
+    assert info.config.dtype == torch.float32
+    assert info.config._attn_implementation != "eager"
+
+
+def test_the_context_length_has_other_names_in_other_families(tmp_path: Path) -> None:
+    save_model(tmp_path, tiny_gpt2(), byte_tokenizer())
+    assert "max_position_embeddings" not in json.loads((tmp_path / "config.json").read_text())
+    assert _inspect(tmp_path).max_model_len == 512
+
+
+def test_a_model_that_cannot_be_run_is_refused_without_its_tokenizer(folder: Path) -> None:
+    _edit(folder / "config.json", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match="dynamic"):
+        _inspect(folder)
+
+
+def test_weights_that_lack_a_tensor_are_refused_by_its_name(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"its weights lack 1 tensors of the model, among them model\.norm\.weight"):
+        _load(folder)
+
+
+def test_damaged_weights_are_refused(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(ModelError, match="its weights cannot be loaded"):
+        _load(folder)
+
+
+def test_weights_that_are_not_there_are_refused_only_when_loaded(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    _inspect(folder)
+    with pytest.raises(ModelError, match="its weights cannot be loaded"):
+        _load(folder)
+
+
+def test_a_model_type_that_transformers_does_not_know_is_named(folder: Path) -> None:
+    _edit(folder / "config.json", model_type="no_such_family")
+    with pytest.raises(ModelError, match=r"its config cannot be loaded: .*no_such_family"):
+        _inspect(folder)
+
+
+def test_a_hub_id_that_is_not_cached_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"acme/no-such-model: its config cannot be loaded: .*HF_HUB_OFFLINE is set"):
+        inspect_model(ModelSpec(path="acme/no-such-model"), CPU)
+
+
+def test_a_folder_without_tokenizer_files_is_refused(tmp_path: Path) -> None:
+    """transformers makes up a GPT-2 tokenizer of one token for it."""
+    tiny_gpt2().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="no tokenizer files"):
+        _inspect(tmp_path)
+
+
+def test_a_tokenizer_that_is_not_a_fast_one_is_refused(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "CTRLTokenizer"}')
+    (folder / "vocab.json").write_text('{"<unk>": 0, "a</w>": 1}')
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    with pytest.raises(ModelError, match=r"\(CTRLTokenizer\) is not a fast one"):
+        _inspect(folder)
+
+
+OWN_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class OwnConfig(LlamaConfig):
+    model_type = "own_llama"
+
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def _with_own_code(folder: Path, model_type: str, auto_map: dict[str, str], code: str) -> None:
+    (folder / "own_code.py").write_text(code)
+    _edit(folder / "config.json", model_type=model_type, auto_map=auto_map)
+
+
+def test_code_of_the_checkpoint_runs_only_when_trusted(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    auto_map = {"AutoConfig": "own_code.OwnConfig", "AutoModelForCausalLM": "own_code.OwnModel"}
+    _with_own_code(folder, "own_llama", auto_map, OWN_CODE)
+    with pytest.raises(ModelError, match=r"model\.trust_remote_code: true"):
+        _inspect(folder, allow_untested=True)
+    assert type(_load(folder, trust_remote_code=True, allow_untested=True)).__name__ == "OwnModel"
+
+
+def test_a_config_that_transformers_knows_does_not_smuggle_code_in(folder: Path, tmp_path: Path) -> None:
+    code = f"open({str(tmp_path / 'ran')!r}, 'w').close()"
+    _with_own_code(folder, "vit", {"AutoModelForCausalLM": "own_code.OwnModel"}, code)
+    with pytest.raises(ModelError, match="no causal language model"):
+        _inspect(folder, allow_untested=True)
+    assert not (tmp_path / "ran").exists()
+
+
+def _interleave(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """The order in which a .gguf file keeps the rows of Llama's query and key weights."""
+    rows, columns = weight.shape
+    return weight.view(heads, 2, rows // heads // 2, columns).transpose(1, 2).reshape(rows, columns)
+
+
+# Llama's tensors: the name in a .gguf file and in transformers
+OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+INNER = {
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+
+
+def _write_gguf(file: Path, model: PreTrainedModel) -> None:
+    """A .gguf file in float32 of a `context_model` and the byte tokenizer."""
+    gguf = pytest.importorskip("gguf")
+    config, weights = model.config, model.state_dict()
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    vocabulary = byte_tokenizer().get_vocab()
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * 256 + [3] * 5)
+    writer.add_token_merges(["a b"])  # a merge that never applies, as the file must have one
+    writer.add_eos_token_id(config.eos_token_id)
+    for name, ours in OUTER.items():
+        writer.add_tensor(f"{name}.weight", weights[f"{ours}.weight"].numpy())
+    for layer in range(config.num_hidden_layers):
+        for name, ours in INNER.items():
+            weight = weights[f"model.layers.{layer}.{ours}.weight"]
+            heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(name)
+            weight = weight if heads is None else _interleave(weight, heads)
+            writer.add_tensor(f"blk.{layer}.{name}.weight", weight.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_gguf_file_gives_plain_weights(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("accelerate")
+    saved = context_model()
+    _write_gguf(tmp_path / "m.gguf", saved)
+    capfd.readouterr()
+    model = _load(tmp_path / "m.gguf", dtype="float32")
+    assert capfd.readouterr() == ("", "")
+    for name, tensor in model.named_parameters():
+        assert torch.equal(tensor, saved.state_dict()[name]), name

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from batchgen.errors import ModelError
+from batchgen.models.support import TESTED_FAMILIES, refuse_unsupported
+
+
+def _refusal(family: str, **settings: Any) -> str:
+    """Why the family is refused even though untested ones are allowed."""
+    with pytest.raises(ModelError, match=f"model family {family} ") as refused:
+        refuse_unsupported(AutoConfig.for_model(family, **settings), allow_untested=True)
+    return str(refused.value)
+
+
+def _passes(family: str, **settings: Any) -> None:
+    refuse_unsupported(AutoConfig.for_model(family, **settings), allow_untested=True)
+
+
+@pytest.mark.parametrize("family", sorted(TESTED_FAMILIES))
+def test_tested_families_need_no_leave(family: str) -> None:
+    refuse_unsupported(AutoConfig.for_model(family), allow_untested=False)
+
+
+def test_an_untested_family_needs_leave_by_the_key_that_gives_it() -> None:
+    with pytest.raises(ModelError, match=r"mistral has no parity test .*model\.allow_untested: true"):
+        refuse_unsupported(AutoConfig.for_model("mistral"), allow_untested=False)
+    _passes("mistral")
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "mamba", "mamba2", "falcon_mamba", "rwkv", "jamba", "bamba", "zamba", "zamba2", "lfm2", "qwen3_next",
+        "falcon_h1", "granitemoehybrid", "recurrent_gemma", "nemotron_h", "minimax", "kimi_linear",
+    ],
+)  # fmt: skip
+def test_recurrent_and_hybrid_families_are_refused(family: str) -> None:
+    assert "recurrent, convolutional or hybrid layers" in _refusal(family)
+
+
+@pytest.mark.parametrize("family", ["falcon", "mpt", "bloom", "gpt_neo", "xglm", "openai-gpt"])
+def test_families_off_the_attention_interface_are_refused(family: str) -> None:
+    assert "does not go through the attention interface" in _refusal(family)
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_encoder_decoders_are_refused(family: str) -> None:
+    assert "encoder-decoder" in _refusal(family)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl", "gemma3", "phi4_multimodal"])
+def test_multimodal_models_are_refused_by_their_part(family: str) -> None:
+    assert "vision_config" in _refusal(family)
+
+
+def test_a_vision_part_in_a_text_models_config_is_noticed() -> None:
+    assert "vision_config" in _refusal("llama", vision_config={"hidden_size": 8})
+
+
+def test_the_text_half_of_a_multimodal_family_passes() -> None:
+    _passes("gemma3_text")
+
+
+def test_a_kind_of_model_without_a_causal_class_is_refused() -> None:
+    assert "no causal language model" in _refusal("vit")
+
+
+def test_quantised_weights_are_refused_by_their_method() -> None:
+    assert "quantised (gptq)" in _refusal("llama", quantization_config={"quant_method": "gptq", "bits": 4})
+
+
+def test_layers_of_an_unknown_kind_are_refused_by_name() -> None:
+    assert "chunked_attention" in _refusal("llama4_text")
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "phimoe"])
+def test_a_window_that_lives_only_in_the_mask_is_refused(family: str) -> None:
+    assert "sliding window lives only in the mask" in _refusal(family, sliding_window=32, use_sliding_window=True)
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "phimoe"])
+def test_without_a_window_the_same_families_pass(family: str) -> None:
+    _passes(family, sliding_window=None)
+
+
+def test_a_window_that_reaches_the_attention_call_passes() -> None:
+    _passes("mistral", sliding_window=32)
+
+
+def test_a_window_that_the_family_ignores_passes() -> None:
+    _passes("llama", sliding_window=32)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("bert", {}),
+        ("gemma2", {"use_bidirectional_attention": True}),
+        ("llama", {"is_causal": False}),
+    ],
+)
+def test_attention_to_later_tokens_is_refused(family: str, settings: dict[str, Any]) -> None:
+    assert "later tokens" in _refusal(family, **settings)
+
+
+def test_bert_as_a_decoder_passes() -> None:
+    _passes("bert", is_decoder=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "rope"),
+    [
+        ("llama", {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
+        ("llama", {"type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
+        ("phi3", {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0] * 48, "rope_theta": 1e4}),
+        (
+            "gemma3_text",
+            {
+                "full_attention": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        ),
+    ],
+)
+def test_rope_that_depends_on_the_batch_is_refused(family: str, rope: dict[str, Any]) -> None:
+    assert "looks at the longest position of the batch" in _refusal(family, rope_parameters=rope)
+
+
+def test_rope_with_a_fixed_stretch_passes() -> None:
+    _passes("llama", rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})

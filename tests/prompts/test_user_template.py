@@ -1,0 +1,53 @@
+"""`input.template`: the columns and nothing else, and values that stay data."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchgen.errors import RowError, SpecError
+from batchgen.job.spec import InputSpec
+from batchgen.prompts.user_template import UserTemplate, prompt_columns
+
+
+def test_only_named_placeholders_are_replaced() -> None:
+    template = UserTemplate('Reply as {"label": "..."} for {{ q }}\n')
+    assert template.render({"q": "{{ 7*7 }} <b> {x}"}) == 'Reply as {"label": "..."} for {{ 7*7 }} <b> {x}\n'
+
+
+def test_a_template_that_reads_no_column_is_refused() -> None:
+    with pytest.raises(SpecError, match="reads no column"):
+        UserTemplate('Reply as {"label": "..."} for {prompt}')
+
+
+def test_a_syntax_error_names_the_line() -> None:
+    with pytest.raises(SpecError, match=r"input\.template line 2"):
+        UserTemplate("{{ a }}\n{{ b")
+
+
+def test_a_missing_column_is_named() -> None:
+    with pytest.raises(RowError, match="'answer' is undefined"):
+        UserTemplate("{{ question }} {{ answer }}").render({"question": "x"})
+
+
+def test_a_null_is_not_printed() -> None:
+    template = UserTemplate("{{ a }}{% if b is not none %}{{ b }}{% endif %}")
+    assert template.render({"a": "x", "b": None}) == "x"
+    with pytest.raises(RowError, match=r"a null cannot be printed.*null here: a\)"):
+        template.render({"a": None, "b": "y"})
+
+
+@pytest.mark.parametrize("source", ["{{ range(3) }}{{ a }}", "{{ a.__class__.__mro__ }}", "{{ namespace(x=a) }}"])
+def test_nothing_but_the_columns_is_in_reach(source: str) -> None:
+    with pytest.raises(RowError):
+        UserTemplate(source).render({"a": "x"})
+
+
+def test_a_random_choice_is_refused() -> None:
+    with pytest.raises(SpecError, match="random"):
+        UserTemplate("{{ a | random }}")
+
+
+def test_prompt_columns_are_those_named_and_those_the_template_reads() -> None:
+    spec = InputSpec(path="x", id="id", system="s", template="{% for c in choices %}{{ c }}{{ q }}{% endfor %}")
+    assert prompt_columns(spec) == {"s", "choices", "q"}
+    assert prompt_columns(InputSpec(path="x", messages="m")) == {"m"}
