@@ -1,4 +1,4 @@
-"""RequestOutput: the last of a row's four forms. A root noun: `engine` makes it, `prompts` adds the text, `io` writes it."""
+"""RequestOutput: the last of a row's four forms. A root noun that `engine` and `io` share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SamplingParams: how the tokens of one row are chosen. A root noun, so that `job` and `engine` need not know each other."""
+"""SamplingParams: how the tokens of a row are chosen. A root noun, so that `job` and `engine` stay apart."""
 
 from __future__ import annotations
 

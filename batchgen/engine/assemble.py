@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from batchgen_kernels import AttentionBackend
 from transformers import PreTrainedModel
 
 from batchgen.engine.block_pool import BlockPool
@@ -20,6 +21,7 @@ from batchgen.models.attention import StepAttention, install
 from batchgen.models.kv_cache import allocate
 from batchgen.models.probe import AttentionLayer
 from batchgen.stats.counters import RunStats
+from batchgen_kernels import AttentionBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +41,14 @@ def assemble_engine(
     model: PreTrainedModel,
     layers: Sequence[AttentionLayer],
     backend: AttentionBackend,
-    unused_token_ids: Sequence[int],
+    unused_token_ids: npt.ArrayLike,
     settings: EngineSettings,
 ) -> Engine:
     """Allocate the KV cache and connect the model to it. `model` was built with our attention implementation."""
     caches = allocate(layers, settings.num_blocks, settings.block_size, model.dtype, model.device)
     attention = StepAttention(backend, caches)
     install(model, [model.get_submodule(layer.module) for layer in layers], attention.layer)
-    sampler = Sampler(torch.tensor(unused_token_ids, dtype=torch.int64, device=model.device))
+    sampler = Sampler(torch.from_numpy(np.asarray(unused_token_ids, np.int64)).to(model.device))
     runner = ModelRunner(model, attention, sampler, settings.block_size)
     return Engine(make_scheduler(settings), runner, RunStats(settings.block_size))
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from batchgen_kernels import AttentionStep, BlockGroup
 from torch import Tensor
 
 from batchgen.engine.request import Request
 from batchgen.engine.scheduler import ScheduledChunk
 from batchgen.plan.groups import prefix_groups
+from batchgen_kernels import AttentionStep, BlockGroup
 
 
 @dataclass(frozen=True, slots=True)

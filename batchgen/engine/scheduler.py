@@ -222,7 +222,7 @@ class Scheduler:
         for position in range(request.num_indexed_blocks, num_full):
             parent = request.block_table[position - 1] if position else None
             tokens = request.prompt_token_ids[position * size : (position + 1) * size].tobytes()
-            # Refused where an equal block is there: this row had to compute its last token again, in its last full block.
+            # Refused where an equal block is there: this row's last one, whose last token it had to compute again.
             self.cache.insert(request.block_table[position], parent, tokens, has_later_row=position < num_kept)
         request.num_indexed_blocks = max(request.num_indexed_blocks, num_full)
 

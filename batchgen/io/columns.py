@@ -32,11 +32,12 @@ class PromptColumns:
         """Plain Python value of one of the columns: bytes become text, messages become a list of dicts.
 
         `null_is_absent`: a null field inside a message stands for no field, as in Arrow, where all rows share one
-        struct. Raises RowError.
+        struct. An id that is not text, such as the bytes of a UUID, stays bytes. Raises RowError.
         """
+        setting = self.settings[column]
         if isinstance(value, bytes):
-            value = _decode(value)
-        if self.settings[column] != "messages":
+            value = _decode_if_text(value) if setting == "id" else _decode(value)
+        if setting != "messages":
             return value
         if isinstance(value, str):
             return _drop_null_keys(_parse_messages(value))
@@ -72,6 +73,13 @@ def _decode(value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError as error:
         raise RowError(f"not valid UTF-8 at byte {error.start + 1}") from error
+
+
+def _decode_if_text(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
 
 
 def _parse_messages(text: str) -> Any:

@@ -20,7 +20,7 @@ _OUR_PARTS = re.compile(r"\.?(part-\d+|job|groups|steps)\.parquet(\.tmp)?")  # i
 
 
 class OutputFolder:
-    """`output.path`. `check` changes nothing; `prepare` is called when the run begins to write."""
+    """`output.path`, used in this order: `check`, `claimed`, in it `begin`, and last `mark_success`."""
 
     def __init__(self, path: str | Path, overwrite: bool = False) -> None:
         self.path = Path(path)
@@ -43,29 +43,40 @@ class OutputFolder:
             self._refuse_other_run()
             self._refuse_foreign()
 
-    def prepare(self) -> None:
-        """Make the folder ready for a first row; with `overwrite`, remove what an earlier run wrote, nothing else.
+    def claim(self) -> None:
+        """Take the folder for this run; results of an earlier one stay until `begin`.
 
         Call `check` first. Raises OutputError, also if another run has come in between.
         """
         with _as_output_error(self.path):
             if self.overwrite:
-                for name in _OURS:  # _SUCCESS goes first: a half-removed run is no finished one
-                    _remove(self.path / name)
+                _remove(self.state)
             self.path.mkdir(parents=True, exist_ok=True)
-            self._claim()
+            self._make_state()
             self.journal.mkdir()
-            self.completions.mkdir(exist_ok=True)
 
-    def abandon(self) -> None:
-        """Take back `prepare` when the run is refused before a row was generated, so that the next is not in its way.
+    def begin(self) -> None:
+        """The first row is about to run: with `overwrite`, remove what an earlier run wrote, and nothing else.
 
         Raises OutputError.
         """
         with _as_output_error(self.path):
-            _remove(self.state)
-            if not any(self.completions.iterdir()):
-                self.completions.rmdir()
+            if self.overwrite:
+                for name in _OURS:  # _SUCCESS goes first: a half-removed run is no finished one
+                    if name != self.state.name:
+                        _remove(self.path / name)
+            self.completions.mkdir(exist_ok=True)
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """`claim` for a block that ends with `begin`; a run refused in it leaves nothing in the next one's way."""
+        self.claim()
+        try:
+            yield
+        except BaseException:
+            with _as_output_error(self.path):
+                _remove(self.state)
+            raise
 
     def write_text(self, name: str, text: str) -> None:
         """Put a small UTF-8 file into the folder, whole or not at all. Raises OutputError."""
@@ -78,7 +89,7 @@ class OutputFolder:
         with _as_output_error(self.state):
             _remove(self.state)
 
-    def _claim(self) -> None:
+    def _make_state(self) -> None:
         try:
             self.state.mkdir()  # of two runs that start at once, one fails here
         except FileExistsError:

@@ -1,4 +1,4 @@
-"""Progress: the bar that a person watches. Nothing is shown when stderr is not a terminal, or when asked to be quiet."""
+"""Progress: the bar that a person watches; nothing when stderr is no terminal, or when asked to be quiet."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from types import TracebackType
 
 from tqdm import tqdm
 
+from batchgen.models.kv_cache import PoolSize
 from batchgen.stats.counters import RunStats
 
 _REDRAW_SECONDS = 0.2
@@ -15,9 +16,9 @@ _REDRAW_SECONDS = 0.2
 class Progress:
     """Rows done, tokens per second, hit rate and KV use."""
 
-    def __init__(self, num_rows: int, num_done: int, stats: RunStats, num_blocks: int, *, quiet: bool) -> None:
+    def __init__(self, num_rows: int, num_done: int, stats: RunStats, pool: PoolSize, *, quiet: bool) -> None:
         self._stats = stats
-        self._num_blocks = num_blocks
+        self._num_blocks = pool.num_blocks
         # None: tqdm finds out whether stderr is a terminal
         self._bar = tqdm(total=num_rows, initial=num_done, unit="row", disable=True if quiet else None)
         self._begin = self._shown = time.perf_counter()
@@ -30,12 +31,9 @@ class Progress:
     ) -> None:
         self._bar.close()
 
-    def row_done(self) -> None:
-        """One more row has ended."""
-        self._bar.update()
-
-    def step_done(self) -> None:
-        """Show the latest figures, a few times a second at most."""
+    def step_done(self, num_ended: int) -> None:
+        """A step has run and this many rows ended in it; the figures change a few times a second at most."""
+        self._bar.update(num_ended)
         now = time.perf_counter()
         step = self._stats.last_step
         if self._bar.disable or step is None or now - self._shown < _REDRAW_SECONDS:

@@ -41,6 +41,10 @@ class Results:
             )
         )
 
+    def commit_if_due(self) -> None:
+        """Let a commit happen by time also while no row ends."""
+        self._writer.commit_if_due()
+
     def finish(self, source: Input, prefix: str) -> None:
         """Write the parts in input order."""
         self._writer.finish(source, prefix)

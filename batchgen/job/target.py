@@ -6,7 +6,6 @@ import logging
 from dataclasses import dataclass
 
 import torch
-from batchgen_kernels import AttentionBackend, CpuBackend, ReferenceBackend
 
 from batchgen.errors import SpecError
 from batchgen.job.load import Job
@@ -16,6 +15,7 @@ from batchgen.models.device import check_weights_fit, choose_device
 from batchgen.models.load import ModelInfo, build_meta_model, inspect_model
 from batchgen.models.probe import AttentionLayer, probe_attention
 from batchgen.sampling_params import SamplingParams
+from batchgen_kernels import AttentionBackend, CpuBackend, ReferenceBackend
 
 # Measured on neither: a CPU's matrix products gain nothing beyond these, a GPU's memory is the limit long before.
 _MAX_NUM_SEQS = {"cpu": 128, "cuda": 512}
@@ -60,12 +60,15 @@ def inspect_target(job: Job) -> Target:
     max_model_len = _max_model_len(job, info)
     if params.max_tokens is None:
         log.info("sampling.max_tokens is not set: a completion may grow up to the context limit of %d", max_model_len)
+    max_num_seqs = spec.engine.max_num_seqs or _MAX_NUM_SEQS[device.type]
+    max_batched_tokens = spec.engine.max_batched_tokens or _MAX_BATCHED_TOKENS[device.type]
+    attention = _attention(job, device)
     chosen = {
         "device": str(device),
         "max_model_len": max_model_len,
-        "max_num_seqs": spec.engine.max_num_seqs or _MAX_NUM_SEQS[device.type],
-        "max_batched_tokens": spec.engine.max_batched_tokens or _MAX_BATCHED_TOKENS[device.type],
-        "attention": _attention(job, device),
+        "max_num_seqs": max_num_seqs,
+        "max_batched_tokens": max_batched_tokens,
+        "attention": attention,
     }
     for name, value in chosen.items():
         is_given = getattr(spec.engine, name) not in (None, "auto")
@@ -77,9 +80,9 @@ def inspect_target(job: Job) -> Target:
         layers=layers,
         params=params,
         max_model_len=max_model_len,
-        max_num_seqs=int(chosen["max_num_seqs"]),
-        max_batched_tokens=int(chosen["max_batched_tokens"]),
-        attention=str(chosen["attention"]),
+        max_num_seqs=max_num_seqs,
+        max_batched_tokens=max_batched_tokens,
+        attention=attention,
         settings=settings,
     )
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from batchgen.engine.philox import draw_key
 from batchgen.errors import RowError
+from batchgen.io.readers import Input
 from batchgen.io.rows import Row
 from batchgen.job.results import Results
+from batchgen.job.target import Target
 from batchgen.plan.token_store import TokenStore
 from batchgen.prompts.encoder import PromptEncoder
 from batchgen.prompts.prompt import Prompt, RowKeys
@@ -27,10 +30,23 @@ class TokenisedRows:
         return len(self.row_indices)
 
 
-def encode_rows(
+def tokenise(
+    source: Input, encoder: PromptEncoder, target: Target, id_column: str | None, results: Results, store: TokenStore
+) -> TokenisedRows:
+    """Read the whole input once; bad rows go to `results`, the prompts of the others to `store`."""
+    rows = TokenisedRows(store)
+    for prompt in _encode(source.read_rows(), encoder, RowKeys(id_column), target.max_model_len, results):
+        store.append(prompt.token_ids)
+        rows.row_indices.append(prompt.row_index)
+        rows.draw_keys.append(draw_key(target.params.seed, prompt.key))
+        rows.max_tokens.append(target.max_tokens(len(prompt.token_ids)))
+    store.seal()
+    return rows
+
+
+def _encode(
     rows: Iterable[Row], encoder: PromptEncoder, keys: RowKeys, max_model_len: int, results: Results
-) -> Iterable[Prompt]:
-    """The prompts of the good rows, in input order; bad ones go to `results`."""
+) -> Iterator[Prompt]:
     for row in rows:
         key = keys.next(row)
         if row.error is not None:

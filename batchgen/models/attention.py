@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from batchgen_kernels import AttentionBackend, AttentionOptions, AttentionStep, LayerCache
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
+
+from batchgen_kernels import AttentionBackend, AttentionOptions, AttentionStep, LayerCache
 
 IMPLEMENTATION = "batchgen"
 _HANDLE = "_batchgen_attend"

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from batchgen_kernels import LayerCache
 
 from batchgen.errors import CapacityError
 from batchgen.models.probe import AttentionLayer
+from batchgen_kernels import LayerCache
 
 _GIB = 2**30
 
@@ -51,9 +51,9 @@ def size_pool(
     num_fitting = int(available_bytes * memory_fraction) // size
     if num_blocks is not None and num_blocks > num_fitting:
         raise CapacityError(
-            f"engine.num_blocks: {num_blocks} KV blocks take {num_blocks * size / _GIB:.2f} GiB, but engine.memory_fraction "
-            f"{memory_fraction} of the memory left beside the model is {num_fitting * size / _GIB:.2f} GiB "
-            f"({num_fitting} blocks); lower engine.num_blocks"
+            f"engine.num_blocks: {num_blocks} KV blocks take {num_blocks * size / _GIB:.2f} GiB, but "
+            f"engine.memory_fraction {memory_fraction} of the memory left beside the model is "
+            f"{num_fitting * size / _GIB:.2f} GiB ({num_fitting} blocks); lower engine.num_blocks"
         )
     if num_fitting == 0:
         raise CapacityError(

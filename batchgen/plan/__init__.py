@@ -1,1 +1,1 @@
-"""Plan: which prompts share what, and in what order they run. Pure decisions on token ids; no torch, no files but the token store."""
+"""Plan: which prompts share what, and in what order they run. Pure decisions on token ids."""

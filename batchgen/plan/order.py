@@ -6,7 +6,8 @@ Depth-first order gives the most prefix hits that any order can give with a cach
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -70,5 +71,5 @@ def shared_length(a: TokenIds, b: TokenIds) -> int:
 
 def shared_with_next(prompts: TokenLists, order: Sequence[int]) -> list[int]:
     """For every row of the order the leading tokens it shares with the next one; 0 for the last."""
-    pairs: Iterator[tuple[int, int]] = zip(order, order[1:], strict=False)
-    return [shared_length(prompts[row], prompts[following]) for row, following in pairs] + [0] * bool(order)
+    shared = [shared_length(prompts[row], prompts[following]) for row, following in pairwise(order)]
+    return shared + [0] * bool(order)

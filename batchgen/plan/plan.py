@@ -62,7 +62,7 @@ def _hit_blocks(lengths: Sequence[int], shared: Sequence[int], block_size: int) 
 
 
 def _num_blocks_needed(blocks: Sequence[int], hits: Sequence[int], max_num_seqs: int) -> int:
-    """An upper bound: all distinct blocks of the job, or the largest rows at once and one more path kept for the next."""
+    """An upper bound: all distinct blocks of the job, or the largest rows at once and one path for the next."""
     distinct = sum(blocks) - sum(hits)
     largest = sorted(blocks, reverse=True)
     return min(distinct, sum(largest[:max_num_seqs]) + largest[0]) if largest else 0

@@ -6,16 +6,13 @@ as they are, never read as template text. A column that is missing or null where
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import StrictUndefined, TemplateSyntaxError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from batchgen.errors import RowError, SpecError
 from batchgen.prompts.messages import Values
-
-if TYPE_CHECKING:
-    from batchgen.job.spec import InputSpec
 
 
 class UserTemplate:
@@ -41,13 +38,6 @@ class UserTemplate:
             nulls = sorted(name for name in self.columns if name in values and values[name] is None)
             hint = f" (null here: {', '.join(nulls)})" if nulls else ""
             raise RowError(f"input.template: {error}{hint}") from error
-
-
-def prompt_columns(spec: InputSpec) -> frozenset[str]:
-    """The columns that a row's prompt is made of; SpecError where `input.template` is not a template."""
-    named = {spec.system, spec.prompt, spec.messages, spec.text, spec.token_ids} - {None}
-    from_template = frozenset() if spec.template is None else UserTemplate(spec.template).columns
-    return from_template | {name for name in named if name is not None}
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

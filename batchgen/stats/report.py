@@ -1,4 +1,4 @@
-"""RunReport: the versioned artifact of a run, as `report.json` and as the table at its end. Knows figures, no engine."""
+"""RunReport: the versioned artifact of a run, as `report.json` and as a table. Knows figures, no engine."""
 
 from __future__ import annotations
 

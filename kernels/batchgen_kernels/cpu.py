@@ -131,8 +131,8 @@ def _decode_batches(step: AttentionStep, group_blocks: list[int]) -> Iterator[_D
     for rows in by_size.values():
         max_blocks = max(-(-own // step.block_size) for _, own in rows)
         blocks = [_padded(step.block_tables[row, group_blocks[row] :], max_blocks) for row, _ in rows]
-        own_tokens = torch.tensor([own for _, own in rows])
-        is_empty = torch.arange(max_blocks * step.block_size)[None, :] >= own_tokens[:, None]
+        lengths = torch.tensor([own for _, own in rows])
+        is_empty = torch.arange(max_blocks * step.block_size)[None, :] >= lengths[:, None]
         mask = torch.zeros(is_empty.shape).masked_fill_(is_empty, -torch.inf)[:, None, None, :]
         queries = torch.tensor([step.query_starts[row] for row, _ in rows])
         row_ids, slots = is_empty.nonzero(as_tuple=True)
@@ -152,13 +152,19 @@ def _gather(cache: Tensor, blocks: Tensor) -> Tensor:
     return flat.view(*blocks.shape[:-1], num_heads, blocks.shape[-1] * block_size, head_size)
 
 
+def _by_kv_head(query: Tensor, num_kv_heads: int) -> Tensor:
+    """[q, heads, d] as [q, kv_heads, heads per KV head, d]."""
+    return query.reshape(query.shape[0], num_kv_heads, -1, query.shape[2])
+
+
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, scale: float, *, causal: bool = False, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of torch's CPU kernel; query [B, h, q, d], key and value [B, h, k, d]."""
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+    output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, causal, attn_mask=mask, scale=scale
     )
+    return output, lse
 
 
 def _attend_part(query: Tensor, cache: LayerCache, part: _Part, scale: float) -> tuple[Tensor, Tensor]:
@@ -166,17 +172,17 @@ def _attend_part(query: Tensor, cache: LayerCache, part: _Part, scale: float) ->
     keys = _gather(cache.key, part.blocks)[:, : part.num_tokens]
     values = _gather(cache.value, part.blocks)[:, : part.num_tokens]
     num_kv_heads = keys.shape[0]
-    queries = query[part.start : part.stop].unflatten(1, (num_kv_heads, -1))  # [q, kv_heads, g, d]
+    queries = _by_kv_head(query[part.start : part.stop], num_kv_heads)
     num_queries, _, num_shared, _ = queries.shape
     stacked = queries.transpose(0, 1).flatten(1, 2)
     output, lse = _flash(stacked[None], keys[None], values[None], scale)
-    output = output[0].unflatten(1, (num_queries, num_shared)).transpose(0, 1).flatten(1, 2)
-    return output, lse[0].unflatten(1, (num_queries, num_shared)).transpose(0, 1).flatten(1, 2)
+    output = output.reshape(num_kv_heads, num_queries, num_shared, -1).transpose(0, 1).flatten(1, 2)
+    return output, lse.reshape(num_kv_heads, num_queries, num_shared).transpose(0, 1).flatten(1, 2)
 
 
 def _attend_chunk(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """A chunk against itself, causal; KV heads as the batch so that their query heads share K and V."""
-    queries = query.unflatten(1, (key.shape[1], -1)).permute(1, 2, 0, 3)  # [kv_heads, g, q, d]
+    queries = _by_kv_head(query, key.shape[1]).permute(1, 2, 0, 3)  # [kv_heads, g, q, d]
     keys = key.transpose(0, 1)[:, None].expand(-1, queries.shape[1], -1, -1)
     values = value.transpose(0, 1)[:, None].expand(-1, queries.shape[1], -1, -1)
     output, lse = _flash(queries, keys, values, scale, causal=True)
@@ -189,7 +195,7 @@ def _attend_decodes(query: Tensor, cache: LayerCache, batch: _DecodeBatch, scale
     rows, slots = batch.empty
     keys[rows, :, slots] = 0  # 0 * NaN and NaN - inf would both be NaN: what is masked must be a number
     values[rows, :, slots] = 0
-    queries = query[batch.queries].unflatten(1, (keys.shape[1], -1))  # [B, kv_heads, g, d]
+    queries = _by_kv_head(query[batch.queries], keys.shape[1])
     output, lse = _flash(queries, keys, values, scale, mask=batch.mask.to(query.dtype))
     return output.flatten(1, 2), lse.flatten(1, 2)
 

@@ -8,8 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from batchgen_kernels import CpuBackend, ReferenceBackend
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from batchgen.engine.assemble import EngineSettings, assemble_engine
 from batchgen.engine.engine import Engine
@@ -18,6 +17,7 @@ from batchgen.models.attention import IMPLEMENTATION
 from batchgen.models.probe import AttentionLayer, probe_attention
 from batchgen.plan.order import prefix_order, shared_with_next
 from batchgen.sampling_params import SamplingParams
+from batchgen_kernels import AttentionBackend, CpuBackend, ReferenceBackend
 from tests.tiny_models import VOCAB_SIZE, context_model, tiny_gemma2, tiny_gpt2, tiny_qwen3
 
 MAX_TOKENS = 20
@@ -27,7 +27,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "gemma2": tiny_gemma2,
     "gpt2": tiny_gpt2,
 }
-BACKENDS = {"cpu": CpuBackend, "reference": ReferenceBackend}
+BACKENDS: dict[str, Callable[[], AttentionBackend]] = {"cpu": CpuBackend, "reference": ReferenceBackend}
 
 
 def make_prompts() -> list[list[int]]:
@@ -57,7 +57,8 @@ def generate(model: PreTrainedModel, prompt: Sequence[int]) -> list[int]:
 
 def probe(model: PreTrainedModel) -> list[AttentionLayer]:
     with torch.device("meta"):
-        return probe_attention(AutoModelForCausalLM.from_config(model.config, attn_implementation=IMPLEMENTATION))
+        meta = type(model)._from_config(model.config, attn_implementation=IMPLEMENTATION)  # type: ignore[no-untyped-call]
+    return probe_attention(meta)
 
 
 def make_engine(model: PreTrainedModel, backend: str = "cpu", **settings: int | bool | None) -> Engine:

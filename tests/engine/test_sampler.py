@@ -99,7 +99,7 @@ def test_a_filter_of_one_row_leaves_its_neighbours_alone() -> None:
     requests = [request(key, temperature=1.0, top_k=1 + 7 * (key % 2)) for key in range(NUM_DRAWS)]
     tokens = torch.tensor(sampler()(rows, requests))
     assert (tokens[0::2] == 0).all()
-    assert len(tokens[1::2].unique()) == 8
+    assert set(tokens[1::2].tolist()) == set(range(8))
 
 
 def test_a_row_draws_the_same_in_any_batch() -> None:

@@ -34,6 +34,11 @@ def test_broken_template_names_its_line() -> None:
         columns_of(template="a\n{{ b")
 
 
+def test_an_id_may_be_bytes_that_are_no_text() -> None:
+    columns = columns_of(prompt="prompt", id="key")
+    assert (columns.plain("key", b"a1"), columns.plain("key", b"\xff")) == ("a1", b"\xff")
+
+
 def test_missing_column_suggests_the_nearest() -> None:
     error = missing_column("x.parquet", "prompt", "promt", ["id", "prompt"])
     assert str(error) == (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from batchgen.errors import OutputError
+from batchgen.errors import InputError, OutputError
 from batchgen.io.folder import OutputFolder, written_whole
 
 
@@ -28,9 +28,10 @@ def test_check_changes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-def test_prepare_makes_the_folder_and_its_parents(tmp_path: Path) -> None:
+def test_the_folder_and_its_parents_are_made(tmp_path: Path) -> None:
     folder = OutputFolder(tmp_path / "a" / "b")
-    folder.prepare()
+    folder.claim()
+    folder.begin()
     assert folder.completions.is_dir()
     assert folder.journal.is_dir()
 
@@ -39,15 +40,20 @@ def test_of_two_runs_that_start_at_once_one_is_refused(tmp_path: Path) -> None:
     first, second = OutputFolder(tmp_path), OutputFolder(tmp_path)
     first.check([])
     second.check([])
-    first.prepare()
+    first.claim()
     with pytest.raises(OutputError, match="another run has just begun"):
-        second.prepare()
+        second.claim()
 
 
 def test_a_refused_run_is_not_in_the_way_of_the_next(tmp_path: Path) -> None:
     folder = OutputFolder(tmp_path / "out")
-    folder.prepare()
-    folder.abandon()
+
+    def refused() -> None:
+        with folder.claimed():
+            raise InputError("damaged")
+
+    with pytest.raises(InputError):
+        refused()
     assert list(folder.path.iterdir()) == []
 
 
@@ -69,8 +75,9 @@ def test_overwrite_removes_our_files_only_and_only_when_writing_begins(tmp_path:
     (tmp_path / "notes.txt").write_text("mine")
     folder = OutputFolder(tmp_path, overwrite=True)
     folder.check([])
+    folder.claim()
     assert len(names_in(tmp_path)) == 8
-    folder.prepare()
+    folder.begin()
     assert names_in(tmp_path) == ["notes.txt"]
 
 
@@ -142,7 +149,8 @@ def test_failed_writing_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
 
 def test_success_comes_with_the_end_of_the_state(tmp_path: Path) -> None:
     folder = OutputFolder(tmp_path)
-    folder.prepare()
+    folder.claim()
+    folder.begin()
     folder.mark_success()
     assert folder.success.exists()
     assert not folder.state.exists()

@@ -35,7 +35,8 @@ def answered(input: Input, folder: Path, answers: Iterable[RequestOutput], **siz
     """The completions of a run that gave `answers`; the input is read once before, as every run does."""
     assert all(row.index >= 0 for row in input.read_rows())
     output = OutputFolder(folder)
-    output.prepare()
+    output.claim()
+    output.begin()
     writer = ResultWriter(output, rows_per_chunk=sizes.pop("rows_per_chunk", 10_000))
     for each in answers:
         writer.write(each)
@@ -126,7 +127,8 @@ def test_a_doubled_result_is_a_bug(tmp_path: Path) -> None:
 def test_input_that_changed_before_the_end_is_refused(tmp_path: Path) -> None:
     input = parquet_input(tmp_path, prompt=["a"])
     output = OutputFolder(tmp_path / "out")
-    output.prepare()
+    output.claim()
+    output.begin()
     writer = ResultWriter(output)
     writer.write(answer(0))
     pq.write_table(pa.table({"prompt": ["a", "b"]}), tmp_path / "in.parquet")
@@ -148,7 +150,8 @@ def test_names_of_ours_in_the_input_are_refused_with_the_way_out() -> None:
 def test_rows_are_committed_by_number_and_by_time(tmp_path: Path) -> None:
     now = 0.0
     output = OutputFolder(tmp_path / "out")
-    output.prepare()
+    output.claim()
+    output.begin()
     writer = ResultWriter(output, rows_per_chunk=3, clock=lambda: now)
 
     def num_chunks() -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+
 from batchgen_kernels import AttentionOptions, AttentionStep, BlockGroup, CpuBackend, LayerCache, ReferenceBackend
 
 # (queries, tokens before them) of each row
@@ -112,7 +115,7 @@ def test_groups_equal_reference(heads: tuple[int, int, int]) -> None:
     [{"sliding_window": 12}, {"soft_cap": 5.0}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}],
     ids=["window", "cap", "sinks"],
 )
-def test_special_layers_equal_reference(options: dict[str, object]) -> None:
+def test_special_layers_equal_reference(options: dict[str, Any]) -> None:
     case = make_case(ROWS["mixed"], (4, 2, 16), 16, **options)
     torch.testing.assert_close(run(CpuBackend(), case, torch.nan), run(ReferenceBackend(), case, torch.nan))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from batchgen_kernels import AttentionOptions, AttentionStep, LayerCache, ReferenceBackend
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,4 +37,4 @@ def test_groups_are_disjoint_and_share_what_they_say(shared: list[int]) -> None:
     groups = prefix_groups(shared)
     for group in groups:
         assert group.num_blocks == min(shared[group.start : group.stop - 1]) > 0
-    assert all(a.stop <= b.start for a, b in zip(groups, groups[1:], strict=False))
+    assert all(a.stop <= b.start for a, b in pairwise(groups))

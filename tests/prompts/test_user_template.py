@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from batchgen.errors import RowError, SpecError
-from batchgen.job.spec import InputSpec
-from batchgen.prompts.user_template import UserTemplate, prompt_columns
+from batchgen.prompts.user_template import UserTemplate
 
 
 def test_only_named_placeholders_are_replaced() -> None:
@@ -47,7 +46,5 @@ def test_a_random_choice_is_refused() -> None:
         UserTemplate("{{ a | random }}")
 
 
-def test_prompt_columns_are_those_named_and_those_the_template_reads() -> None:
-    spec = InputSpec(path="x", id="id", system="s", template="{% for c in choices %}{{ c }}{{ q }}{% endfor %}")
-    assert prompt_columns(spec) == {"s", "choices", "q"}
-    assert prompt_columns(InputSpec(path="x", messages="m")) == {"m"}
+def test_its_columns_are_the_names_it_reads() -> None:
+    assert UserTemplate("{% for c in choices %}{{ c }}{{ q }}{% endfor %}").columns == {"choices", "q"}

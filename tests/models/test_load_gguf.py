@@ -1,0 +1,97 @@
+"""A .gguf file through `load.py`: written here from a tiny Llama, read back by transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from batchgen.job.spec import ModelSpec
+from batchgen.models import load
+from batchgen.models.load import inspect_model, load_weights
+from tests.tiny_models import byte_tokenizer, context_model
+
+CPU = torch.device("cpu")
+
+
+def _interleave(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """The order in which a .gguf file keeps the rows of Llama's query and key weights."""
+    rows, columns = weight.shape
+    return weight.view(heads, 2, rows // heads // 2, columns).transpose(1, 2).reshape(rows, columns)
+
+
+# Llama's tensors: the name in a .gguf file and in transformers
+OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+INNER = {
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+
+
+def _write_gguf(file: Path, model: PreTrainedModel) -> None:
+    """A .gguf file in float32 of a `context_model` and the byte tokenizer."""
+    gguf = pytest.importorskip("gguf")
+    config, weights = model.config, model.state_dict()
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    vocabulary = byte_tokenizer().get_vocab()
+    tokens = [*sorted(vocabulary, key=vocabulary.__getitem__), "ab", "de"]  # there must be merges
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * 256 + [3] * 5 + [1] * 2)
+    writer.add_token_merges(["a b", "d e"])
+    writer.add_bos_token_id(config.bos_token_id)
+    writer.add_eos_token_id(config.eos_token_id)
+    for name, ours in OUTER.items():
+        writer.add_tensor(f"{name}.weight", weights[f"{ours}.weight"].numpy())
+    for layer in range(config.num_hidden_layers):
+        for name, ours in INNER.items():
+            weight = weights[f"model.layers.{layer}.{ours}.weight"]
+            heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(name)
+            weight = weight if heads is None else _interleave(weight, heads)
+            writer.add_tensor(f"blk.{layer}.{name}.weight", weight.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture
+def gguf_file(tmp_path: Path) -> Path:
+    pytest.importorskip("accelerate")
+    _write_gguf(tmp_path / "m.gguf", context_model())
+    return tmp_path / "m.gguf"
+
+
+def test_a_gguf_file_gives_plain_weights_without_a_word(gguf_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    capfd.readouterr()
+    spec = ModelSpec(path=str(gguf_file), dtype="float32")
+    model = load_weights(inspect_model(spec, CPU), spec, CPU, "eager")
+    assert capfd.readouterr() == ("", "")
+    expected = context_model().state_dict()
+    for name, tensor in model.named_parameters():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_a_gguf_file_brings_its_tokenizer_and_end_token(gguf_file: Path) -> None:
+    info = inspect_model(ModelSpec(path=str(gguf_file)), CPU)
+    assert info.tokenizer("cab", add_special_tokens=False)["input_ids"] == [ord("c"), 261]
+    assert (set(info.eos_token_ids), info.max_model_len, info.generation_config) == ({258}, 512, {})
+
+
+@pytest.mark.parametrize(("has", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_dtype_auto_of_a_gguf_file_is_what_the_device_is_fast_at(
+    gguf_file: Path, monkeypatch: pytest.MonkeyPatch, has: bool, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(load, "has_bfloat16", lambda device: has)
+    assert inspect_model(ModelSpec(path=str(gguf_file)), CPU).dtype == dtype
