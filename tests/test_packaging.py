@@ -26,7 +26,7 @@ TORCH_FREE = [
     *("engine/block_pool.py", "engine/expected_tokens.py", "engine/prefix_cache.py"),
     *("engine/request.py", "engine/scheduler.py"),
 ]
-JOINS_ALL_ROOMS = "job/run.py"  # the one file of those rooms that needs torch
+NEED_TORCH = {"job/run.py", "job/target.py", "job/generate.py"}  # the files of those rooms that join it to the model
 
 
 def python(code: str, **environment: str) -> str:
@@ -55,7 +55,7 @@ def torch_free_modules() -> list[str]:
     package = PACKAGES["batchgen"]
     found = {pattern: sorted(package.glob(pattern)) for pattern in TORCH_FREE}
     assert all(found.values()), f"no file matches {[pattern for pattern in found if not found[pattern]]}"
-    paths = [path for paths in found.values() for path in paths if path != package / JOINS_ALL_ROOMS]
+    paths = [path for paths in found.values() for path in paths if str(path.relative_to(package)) not in NEED_TORCH]
     return [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths]
 
 

@@ -17,11 +17,10 @@ from batchgen.engine.prefix_cache import PrefixCache
 from batchgen.engine.runner import ModelRunner
 from batchgen.engine.sampler import Sampler
 from batchgen.engine.scheduler import Scheduler
-from batchgen.models.attention import StepAttention, install
+from batchgen.models.attention import AttentionBackend, StepAttention, install
 from batchgen.models.kv_cache import allocate
 from batchgen.models.probe import AttentionLayer
 from batchgen.stats.counters import RunStats
-from batchgen_kernels import AttentionBackend
 
 
 @dataclass(frozen=True, slots=True)

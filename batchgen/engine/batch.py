@@ -12,8 +12,8 @@ from torch import Tensor
 
 from batchgen.engine.request import Request
 from batchgen.engine.scheduler import ScheduledChunk
+from batchgen.models.attention import AttentionStep, BlockGroup
 from batchgen.plan.groups import prefix_groups
-from batchgen_kernels import AttentionStep, BlockGroup
 
 
 @dataclass(frozen=True, slots=True)

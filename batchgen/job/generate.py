@@ -13,7 +13,7 @@ from batchgen.job.progress import Progress
 from batchgen.job.results import Results
 from batchgen.job.target import Target
 from batchgen.job.tokenise import TokenisedRows
-from batchgen.models.attention import IMPLEMENTATION
+from batchgen.models.attention import IMPLEMENTATION, make_backend
 from batchgen.models.device import available_memory
 from batchgen.models.kv_cache import PoolSize, size_pool
 from batchgen.models.load import load_weights
@@ -36,8 +36,9 @@ class Generation:
 
     def run(self, results: Results, *, quiet: bool) -> None:
         """Run every planned row to its end; outputs go to `results` as they come."""
-        num_bad = results.counts.num_failed
-        with Progress(len(self.plan.order) + num_bad, num_bad, self.engine.stats, self.pool, quiet=quiet) as progress:
+        num_bad, stats = results.counts.num_failed, self.engine.stats
+        num_rows = num_bad + len(self.plan.order)
+        with Progress(num_rows, num_bad, stats, self.pool.num_blocks, quiet=quiet) as progress:
             for finished in self.engine.run(self._requests()):
                 for request in finished:
                     results.add(_output(request, self.detokenizer))
@@ -75,7 +76,8 @@ def prepare_generation(
     with watch.part("plan"):
         plan, pool = _plan(job, target, rows, results)
     settings = _engine_settings(job, target, pool)
-    engine = assemble_engine(model, target.layers, target.backend(), target.info.unused_token_ids, settings)
+    backend = make_backend(target.attention)
+    engine = assemble_engine(model, target.layers, backend, target.info.unused_token_ids, settings)
     return Generation(target, rows, plan, pool, engine, Detokenizer(target.info.tokenizer))
 
 

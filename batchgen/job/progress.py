@@ -7,7 +7,6 @@ from types import TracebackType
 
 from tqdm import tqdm
 
-from batchgen.models.kv_cache import PoolSize
 from batchgen.stats.counters import RunStats
 
 _REDRAW_SECONDS = 0.2
@@ -16,9 +15,9 @@ _REDRAW_SECONDS = 0.2
 class Progress:
     """Rows done, tokens per second, hit rate and KV use."""
 
-    def __init__(self, num_rows: int, num_done: int, stats: RunStats, pool: PoolSize, *, quiet: bool) -> None:
+    def __init__(self, num_rows: int, num_done: int, stats: RunStats, num_blocks: int, *, quiet: bool) -> None:
         self._stats = stats
-        self._num_blocks = pool.num_blocks
+        self._num_blocks = num_blocks
         # None: tqdm finds out whether stderr is a terminal
         self._bar = tqdm(total=num_rows, initial=num_done, unit="row", disable=True if quiet else None)
         self._begin = self._shown = time.perf_counter()

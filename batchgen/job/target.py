@@ -15,12 +15,10 @@ from batchgen.models.device import check_weights_fit, choose_device
 from batchgen.models.load import ModelInfo, build_meta_model, inspect_model
 from batchgen.models.probe import AttentionLayer, probe_attention
 from batchgen.sampling_params import SamplingParams
-from batchgen_kernels import AttentionBackend, CpuBackend, ReferenceBackend
 
 # Measured on neither: a CPU's matrix products gain nothing beyond these, a GPU's memory is the limit long before.
 _MAX_NUM_SEQS = {"cpu": 128, "cuda": 512}
 _MAX_BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
-_BACKENDS: dict[str, type[CpuBackend] | type[ReferenceBackend]] = {"torch": ReferenceBackend, "cpu": CpuBackend}
 
 log = logging.getLogger("batchgen")
 
@@ -38,10 +36,6 @@ class Target:
     max_batched_tokens: int
     attention: str
     settings: list[Setting]  # what the job file left open, with sources
-
-    def backend(self) -> AttentionBackend:
-        """The attention backend chosen."""
-        return _BACKENDS[self.attention]()
 
     def max_tokens(self, num_prompt_tokens: int) -> int:
         """The most tokens a prompt of this length may get."""

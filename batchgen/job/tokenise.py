@@ -5,16 +5,19 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from batchgen.engine.philox import draw_key
 from batchgen.errors import RowError
 from batchgen.io.readers import Input
 from batchgen.io.rows import Row
 from batchgen.job.results import Results
-from batchgen.job.target import Target
 from batchgen.plan.token_store import TokenStore
 from batchgen.prompts.encoder import PromptEncoder
 from batchgen.prompts.prompt import Prompt, RowKeys
+
+if TYPE_CHECKING:
+    from batchgen.job.target import Target
 
 
 @dataclass(slots=True)

@@ -14,13 +14,39 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from batchgen_kernels import AttentionBackend, AttentionOptions, AttentionStep, LayerCache
+from batchgen_kernels import (
+    AttentionBackend,
+    AttentionOptions,
+    AttentionStep,
+    BlockGroup,
+    CpuBackend,
+    LayerCache,
+    ReferenceBackend,
+)
+
+__all__ = [
+    "IMPLEMENTATION",
+    "AttentionBackend",
+    "AttentionStep",
+    "BlockGroup",
+    "StepAttention",
+    "install",
+    "make_backend",
+]
 
 IMPLEMENTATION = "batchgen"
 _HANDLE = "_batchgen_attend"
 
+# engine.attention -> backend
+_BACKENDS: dict[str, Callable[[], AttentionBackend]] = {"torch": ReferenceBackend, "cpu": CpuBackend}
+
 # What an attention module is replaced by: (module, query, key, value, keywords) -> output
 Attend = Callable[[nn.Module, Tensor, Tensor, Tensor, dict[str, Any]], Tensor]
+
+
+def make_backend(name: str) -> AttentionBackend:
+    """The backend of a resolved `engine.attention`: torch | cpu."""
+    return _BACKENDS[name]()
 
 
 def batchgen_attention(
