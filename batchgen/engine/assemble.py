@@ -33,6 +33,7 @@ class EngineSettings:
     max_batched_tokens: int
     expected_tokens: int | None  # None: learnt from finished rows
     prefix_cache: bool
+    max_model_len: int  # for the comparison with a static reservation
     by_prefix: bool  # requests come in depth-first order; else the least recently used block is evicted
 
 
@@ -49,7 +50,7 @@ def assemble_engine(
     install(model, [model.get_submodule(layer.module) for layer in layers], attention.layer)
     sampler = Sampler(torch.from_numpy(np.asarray(unused_token_ids, np.int64)).to(model.device))
     runner = ModelRunner(model, attention, sampler, settings.block_size)
-    return Engine(make_scheduler(settings), runner, RunStats(settings.block_size))
+    return Engine(make_scheduler(settings), runner, RunStats(settings.block_size, settings.max_model_len))
 
 
 def make_scheduler(settings: EngineSettings) -> Scheduler:

@@ -46,6 +46,8 @@ class Request:
     max_tokens: int  # most tokens that may be generated: by params.max_tokens and by the context limit
     # Leading tokens this prompt has in common with the next one in visiting order; None: no order is known, keep all.
     shared_with_next: int | None = None
+    num_seen_tokens: int | None = None  # leading tokens that a prompt visited before has too; None: not known
+    group: int | None = None  # the prefix group it is counted in
     end_token_ids: frozenset[int] = frozenset()
     stop_condition: StopCondition | None = None
     sample_index: int = 0

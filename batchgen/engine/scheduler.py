@@ -36,6 +36,11 @@ class ScheduledChunk:
     def stop(self) -> int:
         return self.start + self.num_tokens
 
+    @property
+    def is_prefill(self) -> bool:
+        """Whether it computes prompt tokens. For statistics; nothing is decided by it."""
+        return self.start < self.request.num_prompt_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Admission:
@@ -56,6 +61,8 @@ class SchedulerOutput:
     preempted: list[Request] = field(default_factory=list)
     failed: list[Request] = field(default_factory=list)  # alone in the pool and still too large for it
     waits_for_blocks: bool = False  # a waiting request was held back by the pool, not by the budget
+    waits_for_reservation: bool = False  # and only by the room kept for expected output
+    num_refused_though_free: int = 0  # external fragmentation, which blocks of one size cannot have
 
     @property
     def num_tokens(self) -> int:
@@ -132,6 +139,7 @@ class Scheduler:
         """Preempt from the back until the chunk fits; False if `request` itself had to go."""
         needed = self._num_blocks(request.num_computed_tokens + num_tokens) - len(request.block_table)
         while needed > self.cache.num_available:
+            step.num_refused_though_free += self.cache.pool.num_free >= needed
             victim = self.running[-1]
             if victim is request and len(self.running) == 1:
                 self._fail(request, step)
@@ -171,6 +179,7 @@ class Scheduler:
             needed = self._num_growth_blocks(request) - len(matched) + sum(map(self.cache.is_idle, matched))
             if needed > headroom and self.running:
                 step.waits_for_blocks = True
+                step.waits_for_reservation = self._fits_now(request, matched)
                 return
             headroom -= needed
             self._admit(self.waiting.popleft(), chain, matched, step)
@@ -192,6 +201,11 @@ class Scheduler:
         num_tokens = min(request.num_uncomputed_tokens, step.token_budget)
         if self._make_room(request, num_tokens, step):
             self._schedule_chunk(request, num_tokens, step)
+
+    def _fits_now(self, request: Request, matched: list[int]) -> bool:
+        """Whether the known tokens would fit at this moment, growth of all rows left aside."""
+        num_idle = sum(map(self.cache.is_idle, matched))
+        return self._num_blocks(request.num_tokens) - len(matched) + num_idle <= self.cache.num_available
 
     def _num_growth_blocks(self, request: Request) -> int:
         """Blocks the request is expected to take beyond those it holds."""

@@ -20,6 +20,7 @@ from batchgen.models.load import load_weights
 from batchgen.plan.plan import Plan, make_plan
 from batchgen.prompts.detokenize import Detokenizer, StopMatcher
 from batchgen.request_output import RequestOutput
+from batchgen.stats.report import PlannedFigures
 from batchgen.stats.stopwatch import Stopwatch
 
 
@@ -44,6 +45,12 @@ class Generation:
                     results.add(_output(request, self.detokenizer))
                 results.commit_if_due()
                 progress.step_done(len(finished))
+
+    def figures(self) -> PlannedFigures:
+        """What the plan says, for the report."""
+        return PlannedFigures(
+            hit_ceiling=self.plan.hit_ceiling, num_blocks=self.pool.num_blocks, pool_reason=self.pool.reason
+        )
 
     def _requests(self) -> Iterator[Request]:
         """The requests in visiting order, made when the engine wants them."""
@@ -132,6 +139,7 @@ def _engine_settings(job: Job, target: Target, pool: PoolSize) -> EngineSettings
         max_batched_tokens=target.max_batched_tokens,
         expected_tokens=engine.expected_tokens,
         prefix_cache=engine.prefix_cache,
+        max_model_len=target.max_model_len,
         by_prefix=engine.order == "prefix",
     )
 

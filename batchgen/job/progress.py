@@ -39,6 +39,6 @@ class Progress:
             return
         self._shown = now
         self._bar.set_postfix_str(
-            f"{self._stats.num_sampled_tokens / (now - self._begin):,.0f} tok/s, "
+            f"{self._stats.num_output_tokens / (now - self._begin):,.0f} tok/s, "
             f"hits {100 * (self._stats.hit_rate or 0):.0f} %, KV {100 * step.num_used_blocks / self._num_blocks:.0f} %"
         )

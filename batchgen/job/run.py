@@ -25,7 +25,7 @@ from batchgen.job.tokenise import tokenise
 from batchgen.plan.token_store import TokenStore
 from batchgen.prompts.encoder import PromptEncoder
 from batchgen.stats.counters import RunStats
-from batchgen.stats.report import RunReport, make_report
+from batchgen.stats.report import PlannedFigures, RunReport, make_report
 from batchgen.stats.stopwatch import Stopwatch
 
 
@@ -54,20 +54,21 @@ def run_job(job: Job, *, quiet: bool = False) -> RunReport:
             generation.run(results, quiet=quiet)
     with watch.part("write"):
         results.finish(source, spec.output.prefix)
-    report = _report(target, results, generation, watch)
+    report = _report(job, target, results, generation, watch, clock)
     folder.write_text("report.json", report.to_json())
     folder.write_text("job.yaml", _resolved_job(job, target, generation, report, clock))
     folder.mark_success()
     return report
 
 
-def _report(target: Target, results: Results, generation: Generation | None, watch: Stopwatch) -> RunReport:
+def _report(
+    job: Job, target: Target, results: Results, generation: Generation | None, watch: Stopwatch, clock: datetime
+) -> RunReport:
     return make_report(
         results.counts,
-        generation.engine.stats if generation else RunStats(block_size=0),
-        hit_ceiling=generation.plan.hit_ceiling if generation else 0,
-        num_blocks=generation.pool.num_blocks if generation else 0,
-        pool_reason=generation.pool.reason if generation else "no row to run",
+        generation.engine.stats if generation else RunStats(job.spec.engine.block_size, target.max_model_len),
+        generation.figures() if generation else PlannedFigures(),
+        started=clock.isoformat(timespec="seconds"),
         seconds=watch.seconds(),
         environment={
             "batchgen": __version__,

@@ -1,29 +1,27 @@
-"""Counters that the engine feeds with events. Knows the definitions of the figures and no object of the engine.
+"""RunStats: all that is counted while a job runs. The engine reports events; here is what they mean (DESIGN section 6).
 
     internal fragmentation of a step = 1 - stored tokens / (block_size * distinct blocks held by running rows)
+    sharing of a step                = 1 - physical blocks / logical blocks
 
-Shared blocks count once, idle cached blocks not at all (DESIGN section 6).
+Shared blocks count once, idle cached blocks not at all. Means over time are weighted by what they are a share of.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, field
+
+from batchgen.stats.prompt_tokens import PromptTokens
+from batchgen.stats.step_log import StepLog, StepStats
 
 
-@dataclass(frozen=True, slots=True)
-class StepStats:
-    """One engine step, seen when its tokens are stored and no row has left yet."""
+@dataclass(slots=True)
+class GroupStats:
+    """What the rows of one prefix group came to."""
 
-    num_running: int
-    num_waiting: int
-    num_tokens: int  # computed in this step
-    num_sampled: int  # of those, positions that gave a new token
-    num_used_blocks: int
-    num_idle_blocks: int
-    num_free_blocks: int
-    num_empty_slots: int  # slots of used blocks that hold no token
-    num_preempted: int
-    waits_for_blocks: bool
+    num_rows: int = 0
+    prompt: PromptTokens = field(default_factory=PromptTokens)
+    num_output_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -31,54 +29,119 @@ class RunStats:
     """Sums over a run. Tokens unless the name says otherwise."""
 
     block_size: int
-    num_steps: int = 0
-    num_computed_tokens: int = 0
-    num_sampled_tokens: int = 0
-    num_prompt_tokens: int = 0  # each counted once, at its row's first admission
-    num_hit_tokens: int = 0
+    max_model_len: int  # what a static reservation would hold for every running row
+    prompt: PromptTokens = field(default_factory=PromptTokens)
+    groups: dict[int | None, GroupStats] = field(default_factory=dict)  # None: rows in no group
+    num_output_tokens: int = 0
     num_recomputed_tokens: int = 0  # lost by preemption and computed again; never a hit
+
+    num_steps: int = 0
+    prefill_seconds: float = 0.0  # a step's time, shared out by its tokens
+    decode_seconds: float = 0.0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
     num_preemptions: int = 0
     num_waiting_steps: int = 0  # steps in which the pool, not the budget, held a row back
-    num_used_slots: int = 0  # summed over steps
-    num_empty_slots: int = 0  # summed over steps
+    num_reservation_steps: int = 0  # of those: only the room kept for expected output held it back
+    num_refused_though_free: int = 0  # external fragmentation; must stay 0
+
+    # Summed over steps, for means over time.
+    num_used_slots: int = 0
+    num_empty_slots: int = 0
+    num_running: int = 0
+    num_logical_blocks: int = 0
     peak_internal_fragmentation: float | None = None
     peak_used_blocks: int = 0
     peak_running: int = 0
+
+    log: StepLog = field(default_factory=StepLog)
     last_step: StepStats | None = None  # for the progress bar
+    row_ends: array[float] = field(default_factory=lambda: array("f"))  # seconds since the start, as rows ended
 
-    def observe_admission(self, num_prompt_tokens: int, num_matched: int, num_recomputed: int, *, first: bool) -> None:
-        """A row got its blocks, for the first time or again after a preemption."""
-        if first:
-            self.num_prompt_tokens += num_prompt_tokens
-            self.num_hit_tokens += num_matched
-        self.num_recomputed_tokens += num_recomputed
+    def observe_prompt(self, origin: PromptTokens, group: int | None) -> None:
+        """A row was admitted for the first time."""
+        self.prompt += origin
+        of_group = self.groups.setdefault(group, GroupStats())
+        of_group.num_rows += 1
+        of_group.prompt += origin
 
-    def observe_step(self, step: StepStats) -> None:
-        """A step has run."""
+    def observe_recompute(self, num_tokens: int) -> None:
+        """A preempted row was admitted again, and so many tokens are computed a second time."""
+        self.num_recomputed_tokens += num_tokens
+
+    def observe_end(self, num_output_tokens: int, group: int | None, seconds: float) -> None:
+        """A row ended, so many seconds after the start of the run."""
+        self.num_output_tokens += num_output_tokens
+        self.groups[group].num_output_tokens += num_output_tokens
+        self.row_ends.append(seconds)
+
+    def observe_step(self, step: StepStats, seconds: float) -> None:
+        """A step ended, so many seconds after the start of the run."""
+        num_tokens = step.num_prefill_tokens + step.num_decode_tokens
+        prefill_share = step.num_prefill_tokens / num_tokens if num_tokens else 0.0
         self.num_steps += 1
-        self.num_computed_tokens += step.num_tokens
-        self.num_sampled_tokens += step.num_sampled
+        self.prefill_seconds += step.seconds * prefill_share
+        self.decode_seconds += step.seconds * (1 - prefill_share)
+        self.num_prefill_tokens += step.num_prefill_tokens
+        self.num_decode_tokens += step.num_decode_tokens
         self.num_preemptions += step.num_preempted
         self.num_waiting_steps += step.waits_for_blocks
+        self.num_reservation_steps += step.waits_for_reservation
+        self.num_refused_though_free += step.num_refused_though_free
         self.peak_used_blocks = max(self.peak_used_blocks, step.num_used_blocks)
         self.peak_running = max(self.peak_running, step.num_running)
-        self._observe_slots(step.num_used_blocks * self.block_size, step.num_empty_slots)
+        self._observe_slots(step)
+        self.log.append(seconds, step)
         self.last_step = step
 
-    def _observe_slots(self, num_used_slots: int, num_empty_slots: int) -> None:
-        if num_used_slots == 0:
+    def _observe_slots(self, step: StepStats) -> None:
+        if step.num_used_blocks == 0:
             return
-        self.num_used_slots += num_used_slots
-        self.num_empty_slots += num_empty_slots
-        fragmentation = num_empty_slots / num_used_slots
+        num_slots = step.num_used_blocks * self.block_size
+        self.num_used_slots += num_slots
+        self.num_empty_slots += step.num_empty_slots
+        self.num_running += step.num_running
+        self.num_logical_blocks += step.num_logical_blocks
+        fragmentation = step.num_empty_slots / num_slots
         self.peak_internal_fragmentation = max(self.peak_internal_fragmentation or 0.0, fragmentation)
 
     @property
     def hit_rate(self) -> float | None:
         """Hit tokens over prompt tokens; None when no prompt was admitted."""
-        return self.num_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else None
+        return ratio(self.prompt.hit, self.prompt.total)
 
     @property
     def internal_fragmentation(self) -> float | None:
-        """Mean over time of the share of held slots that store nothing; None when nothing ran."""
-        return self.num_empty_slots / self.num_used_slots if self.num_used_slots else None
+        """Mean over time of the share of held slots that store nothing."""
+        return ratio(self.num_empty_slots, self.num_used_slots)
+
+    @property
+    def empty_slots_per_row(self) -> float | None:
+        """Mean over time of the slots that a running row holds and does not fill."""
+        return ratio(self.num_empty_slots, self.num_running)
+
+    @property
+    def sharing(self) -> float | None:
+        """Mean over time of the share of logical blocks that needed no block of their own."""
+        physical = ratio(self.num_used_slots, self.num_logical_blocks * self.block_size)
+        return None if physical is None else 1 - physical
+
+    @property
+    def static_reservation_waste(self) -> float | None:
+        """The waste avoided: the share left empty had every running row reserved `max_model_len` slots."""
+        stored = self.num_logical_blocks * self.block_size - self.num_empty_slots
+        filled = ratio(stored, self.num_running * self.max_model_len)
+        return None if filled is None else 1 - filled
+
+    def tail_share(self, share_of_rows: float = 0.05) -> float | None:
+        """Which share of the run's time the last rows to end took; None without a row."""
+        if not self.row_ends or self.row_ends[-1] <= 0:
+            return None
+        num_before = len(self.row_ends) - max(1, round(len(self.row_ends) * share_of_rows))
+        begin = self.row_ends[num_before - 1] if num_before else 0.0
+        return 1 - begin / self.row_ends[-1]
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """None where there is nothing to be a share of."""
+    return part / whole if whole else None

@@ -1,4 +1,7 @@
-"""RunReport: the versioned artifact of a run, as `report.json` and as a table. Knows figures, no engine."""
+"""RunReport: the versioned artifact of a run. Knows figures and their names; knows no engine and no page.
+
+Flat on purpose: one field is one column of `stats/job.parquet`, so that many nights make one table.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from batchgen.request_output import FinishReason, RequestOutput
-from batchgen.stats.counters import RunStats
+from batchgen.stats.counters import RunStats, ratio
 
 SCHEMA_VERSION = 1
 
@@ -19,12 +22,10 @@ class RowCounts:
 
     num_ok: int = 0
     num_failed: int = 0
-    num_output_tokens: int = 0
     errors: Counter[str] = field(default_factory=Counter)  # what went wrong, without the row's place
 
     def observe(self, output: RequestOutput) -> None:
         """A row is done."""
-        self.num_output_tokens += output.completion_tokens or 0
         if output.finish_reason is FinishReason.ERROR:
             self.num_failed += 1
             self.errors[_kind(output.error or "")] += 1
@@ -39,29 +40,68 @@ def _kind(error: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class RunReport:
-    """Everything measured in a run. Tokens and seconds unless a name says otherwise; None where nothing ran."""
+class PlannedFigures:
+    """What was known before the run; all 0 when no row was left to run."""
 
+    num_unique_tokens: int = 0  # prompt tokens that any engine must compute, block borders aside
+    hit_ceiling: int = 0  # most prompt tokens that full blocks allow to reuse
+    ceilings: Mapping[int, int] = field(default_factory=dict)  # the same for other block sizes
+    num_blocks: int = 0
+    pool_reason: str = "no row to run"
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """Everything measured in a run. Tokens unless a name says otherwise; None where nothing ran."""
+
+    schema_version: int
+    started: str  # local time, ISO 8601
+    # rows
     num_rows: int
     num_ok: int
     num_failed: int
     errors: Mapping[str, int]  # kind -> rows, the most common first
+    # where the prompts' KV came from: num_prompt_tokens = num_hit_tokens + the five causes of a miss
     num_prompt_tokens: int
-    num_output_tokens: int
     num_hit_tokens: int
-    hit_ceiling: int  # most prompt tokens that this job's prompts allow to reuse at this block size
+    num_miss_first: int  # no row before had it
+    num_miss_tail: int  # not in a full block
+    num_miss_last: int  # a prompt's last token must be computed
+    num_miss_evicted: int  # given away when the pool was full
+    num_miss_order: int  # a row before has it, and it was not there yet
+    num_recomputed_tokens: int  # lost by preemption and computed again
     hit_rate: float | None
-    num_computed_tokens: int
-    num_recomputed_tokens: int
-    num_preemptions: int
-    num_steps: int
+    hit_ceiling: int
+    hit_ceiling_rate: float | None
+    hit_efficiency: float | None  # hits / ceiling; 1.0 also when there is nothing to share
+    num_unique_tokens: int
+    ceilings: Mapping[int, int]  # block size -> hit ceiling
+    # KV memory
     block_size: int
     num_blocks: int
     pool_reason: str  # what decided the number of blocks
     peak_used_blocks: int
     internal_fragmentation: float | None  # mean over steps
     peak_internal_fragmentation: float | None
-    seconds: Mapping[str, float]  # by part, and "total"
+    empty_slots_per_row: float | None
+    num_refused_though_free: int  # external fragmentation
+    static_reservation_waste: float | None  # what reserving the context limit for every row would have left empty
+    sharing: float | None
+    # pressure
+    num_steps: int
+    num_waiting_steps: int
+    num_reservation_steps: int
+    num_preemptions: int
+    peak_running: int
+    # speed
+    num_output_tokens: int
+    num_prefill_tokens: int  # computed, those computed again included
+    num_decode_tokens: int
+    output_tokens_per_second: float | None
+    prompt_tokens_per_second: float | None  # hits included: what a user sees go by
+    computed_tokens_per_second: float | None
+    seconds: Mapping[str, float]  # by part, and "total"; prefill and decode are parts of "run"
+    tail_share: float | None  # of the run's time, for the last 5 % of the rows to end
     environment: Mapping[str, str]
 
     @property
@@ -69,16 +109,9 @@ class RunReport:
         """0: every row is good; 3: some failed."""
         return 3 if self.num_failed else 0
 
-    @property
-    def output_tokens_per_second(self) -> float | None:
-        """Over the time the engine ran."""
-        run = self.seconds.get("run", 0.0)
-        return self.num_output_tokens / run if run else None
-
     def to_json(self) -> str:
         """The content of `report.json`."""
-        figures = asdict(self) | {"output_tokens_per_second": self.output_tokens_per_second}
-        return json.dumps({"schema_version": SCHEMA_VERSION, **figures}, indent=2, allow_nan=False) + "\n"
+        return json.dumps(asdict(self), indent=2, allow_nan=False) + "\n"
 
     def summary(self) -> str:
         """The last line of a run."""
@@ -86,14 +119,14 @@ class RunReport:
 
     def table(self) -> str:
         """The figures a user looks at first."""
-        ceiling = _share(self.hit_ceiling, self.num_prompt_tokens)
         lines = {
             "rows": f"{self.num_rows:,}: {self.num_ok:,} ok, {self.num_failed:,} failed",
-            "prompt tokens": f"{self.num_prompt_tokens:,}",
-            "output tokens": f"{self.num_output_tokens:,} ({_rate(self.output_tokens_per_second)})",
-            "prefix hit rate": f"{_percent(self.hit_rate)} (the most this job allows: {ceiling})",
-            "KV waste": f"{_percent(self.internal_fragmentation)} of held slots empty "
-            f"(peak {_percent(self.peak_internal_fragmentation)})",
+            "prompt tokens": f"{self.num_prompt_tokens:,} ({rate(self.prompt_tokens_per_second)})",
+            "output tokens": f"{self.num_output_tokens:,} ({rate(self.output_tokens_per_second)})",
+            "prefix hit rate": f"{percent(self.hit_rate)} of prompt tokens "
+            f"(the most this job allows: {percent(self.hit_ceiling_rate)})",
+            "KV waste": f"{percent(self.internal_fragmentation)} of held slots empty "
+            f"(peak {percent(self.peak_internal_fragmentation)})",
             "KV blocks": f"peak {self.peak_used_blocks:,} of {self.num_blocks:,}, {self.num_preemptions:,} preemptions",
             "time": ", ".join(f"{part} {seconds:.1f} s" for part, seconds in self.seconds.items()),
         }
@@ -107,46 +140,70 @@ class RunReport:
 def make_report(
     rows: RowCounts,
     stats: RunStats,
+    planned: PlannedFigures,
     *,
-    hit_ceiling: int,
-    num_blocks: int,
-    pool_reason: str,
+    started: str,
     seconds: Mapping[str, float],
     environment: Mapping[str, str],
 ) -> RunReport:
-    """Put a run's counters together."""
+    """Put a run's counters together. `seconds` has the parts of the run; those of the steps are added."""
+    prompt, run_seconds = stats.prompt, seconds.get("run", 0.0)
+    assert prompt.total == prompt.hit + sum(prompt.misses.values())
+    total = seconds["total"]
     return RunReport(
+        schema_version=SCHEMA_VERSION,
+        started=started,
         num_rows=rows.num_ok + rows.num_failed,
         num_ok=rows.num_ok,
         num_failed=rows.num_failed,
         errors=dict(rows.errors.most_common()),
-        num_prompt_tokens=stats.num_prompt_tokens,
-        num_output_tokens=rows.num_output_tokens,
-        num_hit_tokens=stats.num_hit_tokens,
-        hit_ceiling=hit_ceiling,
-        hit_rate=stats.hit_rate,
-        num_computed_tokens=stats.num_computed_tokens,
+        num_prompt_tokens=prompt.total,
+        num_hit_tokens=prompt.hit,
+        **{f"num_miss_{cause}": tokens for cause, tokens in prompt.misses.items()},
         num_recomputed_tokens=stats.num_recomputed_tokens,
-        num_preemptions=stats.num_preemptions,
-        num_steps=stats.num_steps,
+        hit_rate=stats.hit_rate,
+        hit_ceiling=planned.hit_ceiling,
+        hit_ceiling_rate=ratio(planned.hit_ceiling, prompt.total),
+        hit_efficiency=(prompt.hit / planned.hit_ceiling if planned.hit_ceiling else 1.0) if prompt.total else None,
+        num_unique_tokens=planned.num_unique_tokens,
+        ceilings=dict(planned.ceilings),
         block_size=stats.block_size,
-        num_blocks=num_blocks,
-        pool_reason=pool_reason,
+        num_blocks=planned.num_blocks,
+        pool_reason=planned.pool_reason,
         peak_used_blocks=stats.peak_used_blocks,
         internal_fragmentation=stats.internal_fragmentation,
         peak_internal_fragmentation=stats.peak_internal_fragmentation,
-        seconds=seconds,
-        environment=environment,
+        empty_slots_per_row=stats.empty_slots_per_row,
+        num_refused_though_free=stats.num_refused_though_free,
+        static_reservation_waste=stats.static_reservation_waste,
+        sharing=stats.sharing,
+        num_steps=stats.num_steps,
+        num_waiting_steps=stats.num_waiting_steps,
+        num_reservation_steps=stats.num_reservation_steps,
+        num_preemptions=stats.num_preemptions,
+        peak_running=stats.peak_running,
+        num_output_tokens=stats.num_output_tokens,
+        num_prefill_tokens=stats.num_prefill_tokens,
+        num_decode_tokens=stats.num_decode_tokens,
+        output_tokens_per_second=ratio(stats.num_output_tokens, run_seconds),
+        prompt_tokens_per_second=ratio(prompt.total, run_seconds),
+        computed_tokens_per_second=ratio(stats.num_prefill_tokens + stats.num_decode_tokens, run_seconds),
+        seconds={
+            **{part: value for part, value in seconds.items() if part != "total"},
+            "prefill": stats.prefill_seconds,
+            "decode": stats.decode_seconds,
+            "total": total,
+        },
+        tail_share=stats.tail_share(),
+        environment=dict(environment),
     )
 
 
-def _percent(share: float | None) -> str:
+def percent(share: float | None) -> str:
+    """For people; "-" where there is no figure."""
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
-def _share(part: int, whole: int) -> str:
-    return _percent(part / whole if whole else None)
-
-
-def _rate(tokens_per_second: float | None) -> str:
+def rate(tokens_per_second: float | None) -> str:
+    """For people; "-" where there is no figure."""
     return "-" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"

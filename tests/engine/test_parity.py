@@ -70,6 +70,7 @@ def make_engine(model: PreTrainedModel, backend: str = "cpu", **settings: int | 
         "max_batched_tokens": 64,
         "expected_tokens": None,
         "prefix_cache": True,
+        "max_model_len": 512,
         "by_prefix": True,
     }
     merged = EngineSettings(**{**defaults, **settings})  # type: ignore[arg-type]
@@ -109,7 +110,7 @@ def test_equals_generate(family: str, block_size: int, prefix_cache: bool, max_n
     )
     outputs = run(engine, make_requests(PROMPTS, block_size))
     assert [outputs[row] for row in range(len(PROMPTS))] == expected(family)
-    assert (engine.stats.num_hit_tokens > 0) == prefix_cache
+    assert (engine.stats.prompt.hit > 0) == prefix_cache
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False], ids=["cache", "no-cache"])

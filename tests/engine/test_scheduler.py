@@ -53,10 +53,11 @@ def make_engine(**given: int | bool | None) -> CheckedEngine:
         "max_batched_tokens": 32,
         "expected_tokens": None,
         "prefix_cache": True,
+        "max_model_len": 512,
         "by_prefix": True,
     }
     values = EngineSettings(**{**defaults, **given})  # type: ignore[arg-type]
-    return CheckedEngine(make_scheduler(values), CountingRunner(), RunStats(values.block_size))
+    return CheckedEngine(make_scheduler(values), CountingRunner(), RunStats(values.block_size, values.max_model_len))
 
 
 def tokens(text: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -122,9 +123,9 @@ def test_recomputed_tokens_are_no_prompt_tokens() -> None:
     engine = make_engine(num_blocks=4, expected_tokens=1)
     finish(engine, make_requests(["aaaa", "bbbb", "cccc"], [9, 9, 9]))
     stats = engine.stats
-    assert stats.num_prompt_tokens == 12
+    assert stats.prompt.total == 12
     # Each row computes its prompt and its first 8 tokens; the ninth is never an input.
-    assert stats.num_computed_tokens == 3 * 12 - stats.num_hit_tokens + stats.num_recomputed_tokens
+    assert stats.num_prefill_tokens + stats.num_decode_tokens == 3 * 12 - stats.prompt.hit + stats.num_recomputed_tokens
 
 
 def test_a_row_alone_that_outgrows_the_pool_fails_and_the_next_runs() -> None:
@@ -194,12 +195,12 @@ def test_every_hit_that_is_possible_happens(
     )
     done = finish(engine, make_requests(prompts, [max_tokens] * len(prompts), block_size))
     assert len(done) == len(prompts)
-    assert engine.stats.num_hit_tokens == brute_force_ceiling(prompts, block_size)
+    assert engine.stats.prompt.hit == brute_force_ceiling(prompts, block_size)
     plan = make_plan(
         [tokens(p) for p in prompts], range(len(prompts)), [max_tokens] * len(prompts),
         block_size=block_size, max_num_seqs=max_num_seqs, by_prefix=True,
     )  # fmt: skip
-    assert plan.hit_ceiling == engine.stats.num_hit_tokens
+    assert plan.hit_ceiling == engine.stats.prompt.hit
     assert engine.stats.peak_used_blocks <= plan.num_blocks_needed
     assert engine.scheduler.cache.pool.num_free == engine.scheduler.cache.pool.num_blocks
 

@@ -1,46 +1,99 @@
-"""Counters: two steps by hand."""
+"""RunStats: two or three events by hand."""
 
 from __future__ import annotations
 
-from batchgen.stats.counters import RunStats, StepStats
+from typing import Any
+
+import pytest
+
+from batchgen.stats.counters import RunStats
+from batchgen.stats.prompt_tokens import PromptTokens
+from batchgen.stats.step_log import StepStats
 
 
-def step(used: int, empty: int, **changes: int | bool) -> StepStats:
+def step(used: int, empty: int, **changes: Any) -> StepStats:
     values = {
+        "seconds": 1.0,
         "num_running": 2,
         "num_waiting": 0,
-        "num_tokens": 3,
-        "num_sampled": 2,
+        "num_prefill_tokens": 3,
+        "num_decode_tokens": 1,
+        "num_sampled_tokens": 2,
         "num_used_blocks": used,
+        "num_logical_blocks": used,
         "num_idle_blocks": 0,
         "num_free_blocks": 1,
         "num_empty_slots": empty,
         "num_preempted": 0,
         "waits_for_blocks": False,
+        "waits_for_reservation": False,
+        "num_refused_though_free": 0,
     }
-    return StepStats(**{**values, **changes})  # type: ignore[arg-type]
+    return StepStats(**{**values, **changes})
+
+
+def make_stats() -> RunStats:
+    return RunStats(block_size=4, max_model_len=32)
 
 
 def test_fragmentation_is_a_mean_over_time_and_a_peak() -> None:
-    stats = RunStats(block_size=4)
-    stats.observe_step(step(used=2, empty=2))  # 2 of 8 slots
-    stats.observe_step(step(used=4, empty=2))  # 2 of 16
+    stats = make_stats()
+    stats.observe_step(step(used=2, empty=2), 1.0)  # 2 of 8 slots
+    stats.observe_step(step(used=4, empty=2), 2.0)  # 2 of 16
     assert stats.internal_fragmentation == 4 / 24
     assert stats.peak_internal_fragmentation == 0.25
     assert stats.peak_used_blocks == 4
+    assert stats.empty_slots_per_row == 1.0
 
 
 def test_nothing_ran_means_no_figure() -> None:
-    stats = RunStats(block_size=4)
-    stats.observe_step(step(used=0, empty=0))
-    assert stats.internal_fragmentation is None
-    assert stats.peak_internal_fragmentation is None
-    assert stats.hit_rate is None
+    stats = make_stats()
+    stats.observe_step(step(used=0, empty=0), 1.0)
+    figures = (
+        stats.internal_fragmentation,
+        stats.peak_internal_fragmentation,
+        stats.empty_slots_per_row,
+        stats.sharing,
+        stats.static_reservation_waste,
+        stats.hit_rate,
+        stats.tail_share(),
+    )
+    assert figures == (None,) * 7
 
 
-def test_a_prompt_counts_once() -> None:
-    stats = RunStats(block_size=4)
-    stats.observe_admission(10, 4, 0, first=True)
-    stats.observe_admission(10, 8, 2, first=False)
-    assert (stats.num_prompt_tokens, stats.num_hit_tokens, stats.num_recomputed_tokens) == (10, 4, 2)
-    assert stats.hit_rate == 0.4
+def test_sharing_is_what_logical_blocks_saved() -> None:
+    stats = make_stats()
+    stats.observe_step(step(used=6, empty=0, num_logical_blocks=8), 1.0)
+    assert stats.sharing == 0.25
+
+
+def test_static_reservation_would_have_left_most_slots_empty() -> None:
+    stats = make_stats()
+    stats.observe_step(step(used=4, empty=4), 1.0)  # 12 tokens of 2 rows with 32 slots each
+    assert stats.static_reservation_waste == 1 - 12 / 64
+
+
+def test_a_step_is_shared_out_by_its_tokens() -> None:
+    stats = make_stats()
+    stats.observe_step(step(used=1, empty=0), 1.0)
+    assert (stats.prefill_seconds, stats.decode_seconds) == (0.75, 0.25)
+
+
+def test_groups_and_all_rows_add_up() -> None:
+    stats = make_stats()
+    stats.observe_prompt(PromptTokens(hit=4, tail=1), group=0)
+    stats.observe_prompt(PromptTokens(first=8, tail=1), group=None)
+    stats.observe_end(5, 0, 1.0)
+    stats.observe_end(6, None, 2.0)
+    assert stats.prompt == PromptTokens(hit=4, first=8, tail=2)
+    assert stats.hit_rate == 4 / 14
+    assert (stats.groups[0].num_rows, stats.groups[0].num_output_tokens) == (1, 5)
+
+
+@pytest.mark.parametrize(("ends", "share"), [([1.0, 2.0, 4.0], 0.5), ([4.0], 1.0), ([1.0] * 19 + [2.0], 0.5)])
+def test_tail_share(ends: list[float], share: float) -> None:
+    stats = make_stats()
+    stats.observe_prompt(PromptTokens(tail=1), None)
+    for end in ends:
+        stats.observe_end(1, None, end)
+    assert stats.tail_share() == pytest.approx(share)

@@ -1,0 +1,58 @@
+"""PromptTokens: where the KV of a row's prompt came from when the row was first admitted, to the token.
+
+    prompt_tokens = hit + first + tail + last + evicted + order
+
+asserted wherever they are summed up. What is computed again after a preemption is counted elsewhere, never here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """Prompt tokens by origin."""
+
+    hit: int = 0  # found in full blocks
+    first: int = 0  # no row visited before had this full block
+    tail: int = 0  # not in a full block
+    last: int = 0  # in a full block that was there, but the prompt's last token must be computed
+    evicted: int = 0  # was there and was given away when the pool was full
+    order: int = 0  # a row visited before has it, and it is not there yet
+
+    def __add__(self, other: PromptTokens) -> PromptTokens:
+        return PromptTokens(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def total(self) -> int:
+        return sum(astuple(self))
+
+    @property
+    def misses(self) -> dict[str, int]:
+        """Missed tokens by cause."""
+        return {cause.name: getattr(self, cause.name) for cause in fields(self) if cause.name != "hit"}
+
+
+def origin_of_prompt(
+    num_tokens: int, block_size: int, *, num_matched: int, num_seen: int, has_evicted: bool
+) -> PromptTokens:
+    """Account for a prompt at its first admission.
+
+    `num_matched` tokens were found; `num_seen` leading tokens had been in a row visited before (the plan knows);
+    `has_evicted`: the cache has given blocks away in this run, which is then why a seen block is missing.
+    """
+    num_full = num_tokens // block_size * block_size
+    num_seen = min(num_seen // block_size * block_size, num_full)
+    assert num_matched <= num_seen, "a block was found that no earlier row has"
+    missing = num_seen - num_matched
+    last = min(missing, block_size) if num_seen == num_tokens else 0
+    lost = missing - last
+    return PromptTokens(
+        hit=num_matched,
+        first=num_full - num_seen,
+        tail=num_tokens - num_full,
+        last=last,
+        evicted=lost if has_evicted else 0,
+        order=0 if has_evicted else lost,
+    )
