@@ -11,8 +11,8 @@ from batchgen.errors import SpecError
 from batchgen.job.load import Job
 from batchgen.job.resolve import Setting, resolve_sampling
 from batchgen.models.attention import IMPLEMENTATION
-from batchgen.models.device import check_weights_fit, choose_device
-from batchgen.models.load import ModelInfo, build_meta_model, inspect_model
+from batchgen.models.device import choose_device
+from batchgen.models.load import ModelInfo, build_meta_model, check_weights_fit, inspect_model
 from batchgen.models.probe import AttentionLayer, probe_attention
 from batchgen.sampling_params import SamplingParams
 

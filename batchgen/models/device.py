@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from batchgen.errors import CapacityError, ModelError
-
-if TYPE_CHECKING:
-    from batchgen.models.load import ModelInfo
+from batchgen.errors import ModelError
 
 _BF16_CAPABILITIES = ("avx512_bf16", "amx_bf16", "bf16")  # the last one is ARM's name
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -46,23 +43,6 @@ def has_bfloat16(device: torch.device) -> bool:
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name, False) for name in _BF16_CAPABILITIES)
-
-
-def check_weights_fit(info: ModelInfo, device: torch.device, fraction: float) -> None:
-    """CapacityError if the weights alone exceed `fraction` of the memory that is available on `device`."""
-    available = available_memory(device)
-    if info.weight_bytes > fraction * available:
-        dtype = str(info.dtype).removeprefix("torch.")
-        raise CapacityError(
-            f"the model itself does not fit on {device}, before any KV block: the weights of {info.path} take "
-            f"{_gib(info.weight_bytes)} in {dtype}, and of the {_gib(available)} available only "
-            f"{_gib(fraction * available)} may be used (engine.memory_fraction: {fraction}). Choose a smaller model, a "
-            f"larger device, a smaller model.dtype, or raise engine.memory_fraction."
-        )
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"
 
 
 def available_memory(device: torch.device) -> int:

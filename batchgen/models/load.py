@@ -32,10 +32,10 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
-from batchgen.errors import ModelError
+from batchgen.errors import CapacityError, ModelError
 from batchgen.job.spec import ModelSpec
 from batchgen.models.checkpoint import Checkpoint, explained, find_checkpoint
-from batchgen.models.device import has_bfloat16
+from batchgen.models.device import available_memory, has_bfloat16
 from batchgen.models.support import refuse_unsupported
 
 # What families call the number of positions they were trained for, the usual name first.
@@ -114,6 +114,19 @@ def load_weights(info: ModelInfo, spec: ModelSpec, device: torch.device, attn_im
         model, report = loaded
         _refuse_incomplete(checkpoint, report["missing_keys"])
         return model.requires_grad_(False).eval().to(device)  # type: ignore[no-any-return]
+
+
+def check_weights_fit(info: ModelInfo, device: torch.device, fraction: float) -> None:
+    """CapacityError if the weights alone exceed `fraction` of the memory that is available on `device`."""
+    available = available_memory(device)
+    if info.weight_bytes > fraction * available:
+        dtype = str(info.dtype).removeprefix("torch.")
+        raise CapacityError(
+            f"the model itself does not fit on {device}, before any KV block: the weights of {info.path} take "
+            f"{_gib(info.weight_bytes)} in {dtype}, and of the {_gib(available)} available only "
+            f"{_gib(fraction * available)} may be used (engine.memory_fraction: {fraction}). Choose a smaller model, a "
+            f"larger device, a smaller model.dtype, or raise engine.memory_fraction."
+        )
 
 
 def _config(checkpoint: Checkpoint, spec: ModelSpec) -> PreTrainedConfig:
@@ -245,3 +258,7 @@ def _bars_only_on_a_terminal() -> Iterator[None]:
     finally:
         transformers_logging.set_tqdm_hook(previous)
         gguf_loader.tqdm = gguf_bar
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"

@@ -2,23 +2,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig
 
-from batchgen.errors import CapacityError, ModelError
+from batchgen.errors import ModelError
 from batchgen.models import device
 from batchgen.models.device import (
     available_memory,
     cgroup_memory,
-    check_weights_fit,
     choose_device,
     has_bfloat16,
     meminfo_available,
 )
-from batchgen.models.load import ModelInfo
-from tests.tiny_models import byte_tokenizer
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -126,34 +121,3 @@ def test_memory_of_a_cpu_is_the_lowest_limit(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(device, "cgroup_memory", lambda text, root: [7 * 1024, 3 * 1024])
     monkeypatch.setattr(device, "meminfo_available", lambda text: 5 * 1024)
     assert available_memory(CPU) == 3 * 1024
-
-
-def _info(weight_bytes: int) -> ModelInfo:
-    return ModelInfo(
-        path="acme/model",
-        config=LlamaConfig(),
-        tokenizer=byte_tokenizer(),
-        generation_config={},
-        dtype=torch.bfloat16,
-        eos_token_ids=frozenset({258}),
-        vocab_size=264,
-        unused_token_ids=np.array([261]),
-        max_model_len=512,
-        family="llama",
-        weight_bytes=weight_bytes,
-    )
-
-
-def test_weights_up_to_the_fraction_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "available_memory", lambda device: 10 * GIB)
-    check_weights_fit(_info(9 * GIB), CPU, 0.9)
-
-
-def test_weights_above_the_fraction_are_refused_as_the_models_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "available_memory", lambda device: 10 * GIB)
-    with pytest.raises(CapacityError) as refused:
-        check_weights_fit(_info(9 * GIB + 1), CPU, 0.9)
-    message = str(refused.value)
-    assert "the model itself does not fit on cpu, before any KV block" in message
-    assert "acme/model take 9.00 GiB in bfloat16" in message
-    assert "of the 10.00 GiB available only 9.00 GiB" in message

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import transformers.dynamic_module_utils
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from batchgen.errors import ModelError
+from batchgen.errors import CapacityError, ModelError
 from batchgen.job.spec import ModelSpec
-from batchgen.models.load import ModelInfo, build_meta_model, inspect_model, load_weights
+from batchgen.models import load
+from batchgen.models.load import ModelInfo, build_meta_model, check_weights_fit, inspect_model, load_weights
 from tests.tiny_models import (
     byte_tokenizer,
     context_model,
@@ -228,3 +230,27 @@ def test_a_config_that_transformers_knows_does_not_smuggle_code_in(folder: Path,
     with pytest.raises(ModelError, match="no causal language model"):
         _inspect(folder, allow_untested=True)
     assert not (tmp_path / "ran").exists()
+
+
+GIB = 2**30
+
+
+def _with_weights(folder: Path, weight_bytes: int) -> ModelInfo:
+    return replace(_inspect(folder), path="acme/model", weight_bytes=weight_bytes)
+
+
+def test_weights_up_to_the_fraction_fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "available_memory", lambda device: 10 * GIB)
+    check_weights_fit(_with_weights(folder, 9 * GIB), CPU, 0.9)
+
+
+def test_weights_above_the_fraction_are_refused_as_the_models_fault(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "available_memory", lambda device: 10 * GIB)
+    with pytest.raises(CapacityError) as refused:
+        check_weights_fit(_with_weights(folder, 9 * GIB + 1), CPU, 0.9)
+    message = str(refused.value)
+    assert "the model itself does not fit on cpu, before any KV block" in message
+    assert "acme/model take 9.00 GiB in float32" in message
+    assert "of the 10.00 GiB available only 9.00 GiB" in message
