@@ -1,17 +1,18 @@
 """`input.template`: a sandboxed Jinja template over a row's columns that makes the user turn.
 
 Only the columns are in reach: no globals, no dunder attributes, no randomness. The values are data: they are put in
-as they are, never read as template text. A column that is missing or null where it is printed is a RowError.
+as they are, never read as template text. A column that is missing or null where it is printed is a TemplateError.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from jinja2 import StrictUndefined, TemplateSyntaxError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from batchgen.errors import RowError, SpecError
+from batchgen.errors import SpecError, TemplateError
 from batchgen.prompts.messages import Values
 
 
@@ -26,18 +27,18 @@ class UserTemplate:
         except TemplateSyntaxError as error:
             raise SpecError([f"input.template line {error.lineno}: {error.message}"]) from None
         if not self.columns:
-            raise SpecError(
-                ["input.template reads no column, so all rows would be the same; write one as {{ column }}"]
-            )
+            plain = ", ".join(sorted(set(re.findall(r"\{\w+\}", source))))
+            hint = f"; {plain} is plain text here" if plain else ""
+            raise SpecError([f"input.template reads no column; one is written as {{{{ column }}}}{hint}"])
 
     def render(self, values: Values) -> str:
-        """The user turn of one row."""
+        """The user turn of one row; TemplateError with the words of the template."""
         try:
             return self._template.render(values)
         except Exception as error:  # a template is a program of the user's; whatever it raises is about this row
             nulls = sorted(name for name in self.columns if name in values and values[name] is None)
             hint = f" (null here: {', '.join(nulls)})" if nulls else ""
-            raise RowError(f"input.template: {error}{hint}") from error
+            raise TemplateError(f"input.template: {error}{hint}") from error
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -181,7 +181,18 @@ def _attend_part(query: Tensor, cache: LayerCache, part: _Part, scale: float) ->
 
 
 def _attend_chunk(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """A chunk against itself, causal; KV heads as the batch so that their query heads share K and V."""
+    """A chunk against itself, causal. Tokens before one that is not finite do not see it and stay as they are."""
+    is_finite = (key.float().sum((1, 2)) + value.float().sum((1, 2))).isfinite()
+    if bool(is_finite.all()):
+        return _attend_finite_chunk(query, key, value, scale)
+    # The kernel multiplies masked values by 0, which leaves NaN: they are taken out, and put back where they are seen.
+    query, key, value = (torch.where(is_finite[:, None, None], tensor, 0) for tensor in (query, key, value))
+    output, lse = _attend_finite_chunk(query, key, value, scale)
+    return output.masked_fill(((~is_finite).cumsum(0) > 0)[:, None, None], torch.nan), lse
+
+
+def _attend_finite_chunk(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """KV heads are the batch, so that their query heads share K and V."""
     queries = _by_kv_head(query, key.shape[1]).permute(1, 2, 0, 3)  # [kv_heads, g, q, d]
     keys = key.transpose(0, 1)[:, None].expand(-1, queries.shape[1], -1, -1)
     values = value.transpose(0, 1)[:, None].expand(-1, queries.shape[1], -1, -1)

@@ -44,12 +44,16 @@ def _attend_row(query: Tensor, cache: LayerCache, step: AttentionStep, row: int,
     if options.soft_cap is not None:
         scores = options.soft_cap * torch.tanh(scores / options.soft_cap)
     positions = torch.arange(length - (stop - start), length, device=query.device)
-    scores = scores.masked_fill(~visible(positions, length, options.sliding_window), -torch.inf)
+    is_visible = visible(positions, length, options.sliding_window)
+    scores = torch.where(is_visible, scores, -torch.inf)
     if options.sinks is not None:
         sinks = options.sinks.float()[:, None, None].expand(-1, stop - start, 1)
         scores = torch.cat([scores, sinks], -1)
     weights = scores.softmax(-1)[..., :length]
-    return (weights @ values.repeat_interleave(num_groups, 0)).transpose(0, 1)
+    # A weight of 0 does not remove a value that is not finite: such values are taken out, and put back where seen.
+    is_finite = values.isfinite().all(-1).all(0)
+    output = weights @ torch.where(is_finite[:, None], values, 0).repeat_interleave(num_groups, 0)
+    return output.transpose(0, 1).masked_fill((is_visible & ~is_finite).any(-1)[:, None, None], torch.nan)
 
 
 def visible(positions: Tensor, length: int, sliding_window: int | None) -> Tensor:

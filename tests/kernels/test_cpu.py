@@ -125,3 +125,17 @@ def test_bfloat16_is_close_to_float32() -> None:
     output = run(CpuBackend(), case, torch.nan)
     assert output.dtype == torch.bfloat16
     torch.testing.assert_close(output, run(ReferenceBackend(), case, torch.nan), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("backend", [CpuBackend, ReferenceBackend])
+@pytest.mark.parametrize("tensor", ["key", "value"])
+def test_a_token_that_is_not_finite_reaches_only_those_that_see_it(
+    backend: type[CpuBackend | ReferenceBackend], tensor: str
+) -> None:
+    case = make_case([(9, 4), (1, 7)], (4, 2, 16), 4)
+    clean = run(backend(), case, torch.nan)
+    case[tensor][5] = torch.nan  # type: ignore[index]
+    output = run(backend(), case, torch.nan)
+    torch.testing.assert_close(output[:5], clean[:5], atol=2e-6, rtol=2e-5)
+    assert output[5:9].isnan().all()
+    torch.testing.assert_close(output[9:], clean[9:])
