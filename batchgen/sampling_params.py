@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MIN_TEMPERATURE = 1e-6  # below this the best token is all there is, and float32 would divide by nothing
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -25,4 +27,4 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < MIN_TEMPERATURE

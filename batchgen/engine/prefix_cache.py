@@ -7,8 +7,8 @@ the whole chain before it because a block leaves the index only after its childr
 and whoever holds a block holds its parents).
 
 What is kept is decided by the visiting order (`plan/order.py`): when a row is admitted, its blocks deeper than what it
-shares with the next row have no later row (`retire`), and go as soon as nobody holds them. So the idle blocks are
-the next row's path and nothing else. Without a known order nothing is retired and the least recently used goes first.
+shares with the next row have no later row (`keep_only`), and go as soon as nobody holds them. So the idle blocks are
+the next row's path and nothing else. Without a known order all are kept and the least recently used goes first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batchgen.engine.block_pool import BlockPool
-from batchgen.engine.request import TokenIds
+from batchgen.plan.token_store import TokenIds
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class CachedBlock:
 class PrefixCache:
     """The index over a BlockPool, and the only one who allocates from it.
 
-    Invariant: the parent of an indexed block is indexed; an idle block is indexed; a retired block is not idle.
+    Invariant: the parent of an indexed block is indexed; an idle block is indexed and has a later row.
     """
 
     def __init__(self, pool: BlockPool, block_size: int, *, enabled: bool = True, lru: bool = False) -> None:
@@ -95,8 +95,14 @@ class PrefixCache:
         self._blocks[block_id] = CachedBlock(parent, tokens, depth, has_later_row)
         return True
 
-    def retire(self, chain: Sequence[int], num_kept: int) -> None:
-        """No row to come has the blocks of this matched chain from `num_kept` on; idle ones are freed at once."""
+    def keep_only(self, chain: Sequence[int], num_kept: int) -> None:
+        """A row to come has the first `num_kept` blocks of this matched chain, none has the others.
+
+        Idle ones of the others are freed at once. The first are marked again: a row that came after this one and gave
+        its blocks back may have marked them already.
+        """
+        for block_id in chain[:num_kept]:
+            self._blocks[block_id].has_later_row = True
         for block_id in reversed(chain[num_kept:]):
             self._blocks[block_id].has_later_row = False
             if self.is_idle(block_id):

@@ -6,13 +6,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
+from batchgen.plan.token_store import TokenIds
 from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
-
-TokenIds = npt.NDArray[np.int32]
 
 
 class RequestStatus(IntEnum):
@@ -48,7 +44,7 @@ class Request:
     shared_with_next: int | None = None
     num_seen_tokens: int | None = None  # leading tokens that a prompt visited before has too; None: not known
     group: int | None = None  # the prefix group it is counted in
-    end_token_ids: frozenset[int] = frozenset()
+    end_token_ids: frozenset[int] = frozenset()  # any of these ends the completion and is no part of its text
     stop_condition: StopCondition | None = None
     sample_index: int = 0
 
@@ -61,6 +57,7 @@ class Request:
     num_cached_tokens: int | None = None  # set once, at the first admission
     num_indexed_blocks: int = 0  # leading blocks of block_table that were offered to the prefix cache
     num_lost_tokens: int = 0  # computed before the last preemption
+    admitted_at: float | None = None  # seconds since the start of the run, at the first admission
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -84,8 +81,8 @@ class Request:
     def append(self, token_id: int) -> None:
         """Take a sampled token, and finish if it ends the completion."""
         self.output_token_ids.append(token_id)
-        is_end = token_id in self.end_token_ids or token_id in self.params.stop_token_ids
-        if is_end or (self.stop_condition is not None and self.stop_condition.feed(token_id)):
+        has_ended = token_id in self.end_token_ids
+        if has_ended or (self.stop_condition is not None and self.stop_condition.feed(token_id)):
             self.finish(FinishReason.STOP)
         elif len(self.output_token_ids) >= self.max_tokens:
             self.finish(FinishReason.LENGTH)

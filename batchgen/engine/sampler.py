@@ -89,6 +89,7 @@ def _threshold(probs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
         is_all = top_k <= num_candidates  # nothing beyond the candidates is kept
         mass = torch.where(is_all, kept.sum(-1, keepdim=True), probs.sum(-1, keepdim=True))
         inside = (kept.cumsum(-1) - kept < top_p * mass) & (kept > 0)
+        inside[:, 0] = True  # the best stays, however small top_p is
         if num_candidates == vocab or bool((is_all | ~inside[:, -1:]).all()):
             return torch.where(inside, values, torch.inf).amin(-1, keepdim=True)
         num_candidates = min(num_candidates * 8, vocab)

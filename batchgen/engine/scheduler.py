@@ -55,7 +55,7 @@ class Admission:
 class SchedulerOutput:
     """One step's decision."""
 
-    token_budget: int  # what is left of it
+    num_tokens_left: int  # of the step's token budget
     chunks: list[ScheduledChunk] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
@@ -115,14 +115,27 @@ class Scheduler:
         for request in finished:
             self._finish(request)
         if finished:
-            self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
+            self._remove_finished()
         return finished
+
+    def _remove_finished(self) -> None:
+        running: list[Request] = []
+        for request in self.running:
+            if request.status < RequestStatus.FINISHED:
+                running.append(request)
+            elif running and request.shared_with_next is not None:
+                # Should the row before come again, its next row is the one after this one: what it shares with that
+                # is the least over the gap.
+                before = running[-1]
+                assert before.shared_with_next is not None
+                before.shared_with_next = min(before.shared_with_next, request.shared_with_next)
+        self.running = running
 
     # Running requests
 
     def _schedule_running(self, step: SchedulerOutput) -> None:
         for request in self._running_in_order():
-            num_tokens = min(request.num_uncomputed_tokens, step.token_budget)
+            num_tokens = min(request.num_uncomputed_tokens, step.num_tokens_left)
             if num_tokens == 0:
                 break
             if self._make_room(request, num_tokens, step):
@@ -171,7 +184,7 @@ class Scheduler:
 
     def _admit_waiting(self, step: SchedulerOutput) -> None:
         headroom = self.cache.num_available - sum(map(self._num_growth_blocks, self.running))
-        while self.waiting and step.token_budget and len(self.running) < self.max_num_seqs:
+        while self.waiting and step.num_tokens_left and not step.failed and len(self.running) < self.max_num_seqs:
             request = self.waiting[0]
             chain = self.cache.match(request.prompt_token_ids)
             # At least one token must be computed: its logits are wanted.
@@ -188,7 +201,7 @@ class Scheduler:
         num_matched = len(matched) * self.cache.block_size
         self.cache.acquire(matched)
         if request.shared_with_next is not None:
-            self.cache.retire(chain, request.shared_with_next // self.cache.block_size)
+            self.cache.keep_only(chain, request.shared_with_next // self.cache.block_size)
         request.block_table = list(matched)
         request.num_computed_tokens = num_matched
         request.num_indexed_blocks = len(matched)
@@ -198,7 +211,7 @@ class Scheduler:
         step.admissions.append(Admission(request, num_matched, num_recomputed))
         request.status = RequestStatus.RUNNING
         self.running.append(request)
-        num_tokens = min(request.num_uncomputed_tokens, step.token_budget)
+        num_tokens = min(request.num_uncomputed_tokens, step.num_tokens_left)
         if self._make_room(request, num_tokens, step):
             self._schedule_chunk(request, num_tokens, step)
 
@@ -225,7 +238,7 @@ class Scheduler:
             request.block_table.append(self.cache.allocate())
         request.num_computed_tokens = stop
         self._index_filled_blocks(request)
-        step.token_budget -= num_tokens
+        step.num_tokens_left -= num_tokens
         step.chunks.append(ScheduledChunk(request, start, num_tokens, is_sampled=stop == request.num_tokens))
 
     def _index_filled_blocks(self, request: Request) -> None:
@@ -248,7 +261,8 @@ class Scheduler:
 
     def _finish(self, request: Request) -> None:
         self._give_back(request)
-        self.expected_tokens.observe(len(request.output_token_ids))
+        if request.finish_reason is not FinishReason.ERROR:
+            self.expected_tokens.observe(len(request.output_token_ids))
 
     def check_integrity(self) -> None:
         """Pool, index and requests agree; nothing of a request that is not running is held."""

@@ -103,7 +103,7 @@ class InputSpec(_Section):
 class SamplingSpec(_Section):
     """How tokens are chosen. None: the model's generation_config decides, then the built-in value."""
 
-    temperature: Annotated[Number, Field(ge=0)] | None = Field(None, description="0: greedy (built-in)")
+    temperature: Annotated[Number, Field(ge=0, le=1000)] | None = Field(None, description="0: greedy (built-in)")
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = Field(None, description="1.0: off (built-in)")
     top_k: Count | None = Field(None, description="0: off (built-in)")
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = Field(None, description="0.0: off (built-in)")

@@ -88,8 +88,11 @@ def inspect_model(spec: ModelSpec, device: torch.device) -> ModelInfo:
 
 
 def build_meta_model(info: ModelInfo, attn_implementation: str) -> PreTrainedModel:
-    """The model in `info.dtype` without storage, on torch's meta device. `info.config` stays as it is."""
-    return _meta_model(info.config, info.dtype, attn_implementation)
+    """The model without storage, on torch's meta device, to see its shapes. `info.config` stays as it is.
+
+    In bfloat16 whatever the model's own type is: the grouped products of experts have no other on that device.
+    """
+    return _meta_model(info.config, torch.bfloat16, attn_implementation)
 
 
 def load_weights(info: ModelInfo, spec: ModelSpec, device: torch.device, attn_implementation: str) -> PreTrainedModel:

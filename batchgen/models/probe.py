@@ -27,6 +27,7 @@ _KNOWN = {
     "use_cache",
     "output_attentions",
     "output_hidden_states",
+    "output_router_logits",
     "return_dict",
     "cache_position",
     "is_causal",

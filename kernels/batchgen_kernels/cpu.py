@@ -23,7 +23,9 @@ from torch import Tensor
 from batchgen_kernels.contract import AttentionOptions, AttentionStep, LayerCache, write_kv
 from batchgen_kernels.reference import ReferenceBackend
 
-_MIN_GROUP_BLOCKS = 16  # (rows - 1) * blocks: below this the saved reads do not pay for one more product a layer
+_MIN_SAVED_TOKENS = (
+    256  # (rows - 1) * shared tokens: below this the saved reads do not pay for one more product a layer
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class CpuBackend:
         prepared = _Prepared(step)
         group_blocks = [0] * step.num_rows
         for group in step.groups:
-            if (group.stop - group.start - 1) * group.num_blocks >= _MIN_GROUP_BLOCKS:
+            if (group.stop - group.start - 1) * group.num_blocks * step.block_size >= _MIN_SAVED_TOKENS:
                 group_blocks[group.start : group.stop] = [group.num_blocks] * (group.stop - group.start)
                 start, stop = step.query_starts[group.start], step.query_starts[group.stop]
                 blocks = step.block_tables[group.start, : group.num_blocks]

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from batchgen_kernels.contract import AttentionOptions, AttentionStep, LayerCache, write_kv
 
+_MAX_SCORES = 1 << 24  # scores at a time, 64 MiB: a long prompt's square of scores is never whole in memory
+
 
 class ReferenceBackend:
     """As simple as can be; reads every row's whole context and ignores groups."""
@@ -26,8 +28,8 @@ class ReferenceBackend:
         """See `contract.AttentionBackend`."""
         step = prepared
         write_kv(key, value, cache, step.slot_mapping)
-        rows = [_attend_row(query, cache, step, row, options) for row in range(step.num_rows)]
-        return torch.cat(rows).to(query.dtype)
+        parts = [_attend_row(query, cache, step, row, options) for row in range(step.num_rows)]
+        return torch.cat(parts).to(query.dtype)
 
 
 def _attend_row(query: Tensor, cache: LayerCache, step: AttentionStep, row: int, options: AttentionOptions) -> Tensor:
@@ -35,24 +37,34 @@ def _attend_row(query: Tensor, cache: LayerCache, step: AttentionStep, row: int,
     start, stop, length = step.query_starts[row], step.query_starts[row + 1], step.seq_lens[row]
     num_blocks = -(-length // step.block_size)
     blocks = step.block_tables[row, :num_blocks]
-    # [num_kv_heads, length, head_size]
-    keys = cache.key[blocks].transpose(0, 1).flatten(1, 2)[:, :length].float()
-    values = cache.value[blocks].transpose(0, 1).flatten(1, 2)[:, :length].float()
-    num_groups = query.shape[1] // keys.shape[0]
-    queries = query[start:stop].transpose(0, 1).float()
-    scores = queries @ keys.repeat_interleave(num_groups, 0).transpose(1, 2) * options.scale
+    # [num_heads, length, head_size]
+    num_shared = query.shape[1] // cache.key.shape[1]
+    keys, values = (
+        tensor[blocks].transpose(0, 1).flatten(1, 2)[:, :length].float().repeat_interleave(num_shared, 0)
+        for tensor in cache
+    )
+    positions = torch.arange(length - (stop - start), length, device=query.device)
+    slice_len = max(_MAX_SCORES // (query.shape[1] * length), 1)
+    parts = zip(torch.split(query[start:stop], slice_len), torch.split(positions, slice_len), strict=True)
+    return torch.cat([_attend_queries(queries, at, keys, values, options) for queries, at in parts])
+
+
+def _attend_queries(
+    query: Tensor, positions: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
+) -> Tensor:
+    """Queries [q, num_heads, head_size] at `positions` [q] of a row against all its keys and values."""
+    scores = query.transpose(0, 1).float() @ keys.transpose(1, 2) * options.scale
     if options.soft_cap is not None:
         scores = options.soft_cap * torch.tanh(scores / options.soft_cap)
-    positions = torch.arange(length - (stop - start), length, device=query.device)
-    is_visible = visible(positions, length, options.sliding_window)
+    is_visible = visible(positions, keys.shape[1], options.sliding_window)
     scores = torch.where(is_visible, scores, -torch.inf)
     if options.sinks is not None:
-        sinks = options.sinks.float()[:, None, None].expand(-1, stop - start, 1)
+        sinks = options.sinks.float()[:, None, None].expand(-1, len(query), 1)
         scores = torch.cat([scores, sinks], -1)
-    weights = scores.softmax(-1)[..., :length]
+    weights = scores.softmax(-1)[..., : keys.shape[1]]
     # A weight of 0 does not remove a value that is not finite: such values are taken out, and put back where seen.
     is_finite = values.isfinite().all(-1).all(0)
-    output = weights @ torch.where(is_finite[:, None], values, 0).repeat_interleave(num_groups, 0)
+    output = weights @ torch.where(is_finite[:, None], values, 0)
     return output.transpose(0, 1).masked_fill((is_visible & ~is_finite).any(-1)[:, None, None], torch.nan)
 
 

@@ -15,7 +15,8 @@ from batchgen.engine.engine import Engine
 from batchgen.engine.request import Request
 from batchgen.models.attention import IMPLEMENTATION
 from batchgen.models.probe import AttentionLayer, probe_attention
-from batchgen.plan.order import prefix_order, shared_with_next
+from batchgen.plan.order import lexicographic_order, visiting_order
+from batchgen.plan.token_store import PackedTokens
 from batchgen.sampling_params import SamplingParams
 from batchgen_kernels import AttentionBackend, CpuBackend, ReferenceBackend
 from tests.tiny_models import VOCAB_SIZE, context_model, tiny_gemma2, tiny_gpt2, tiny_qwen3
@@ -31,9 +32,13 @@ BACKENDS: dict[str, Callable[[], AttentionBackend]] = {"cpu": CpuBackend, "refer
 
 
 def make_prompts() -> list[list[int]]:
-    """Lengths 1, 15, 16, 17, 33 and 200, and three more that share their first 40 tokens with the longest."""
+    """Lengths 1, 15, 16, 17, 33 and 200, and three more that share their first 40 tokens with the longest.
+
+    Their first tokens grow, so that the long ones are visited last, when the short ones are running.
+    """
     generator = np.random.default_rng(0)
-    prompts = [generator.integers(0, 256, length).tolist() for length in (1, 15, 16, 17, 33, 200)]
+    lengths = (1, 15, 16, 17, 33, 200)
+    prompts = [[first, *generator.integers(0, 256, length - 1).tolist()] for first, length in enumerate(lengths)]
     return prompts + [prompts[-1][:40] + generator.integers(0, 256, extra).tolist() for extra in (0, 5, 24)]
 
 
@@ -79,14 +84,16 @@ def make_engine(model: PreTrainedModel, backend: str = "cpu", **settings: int | 
 
 def make_requests(prompts: Sequence[Sequence[int]], block_size: int, *, in_order: bool = True) -> list[Request]:
     """Requests in depth-first order, or in the order given with no future known."""
-    store = [np.array(prompt, np.int32) for prompt in prompts]
-    order = prefix_order(store, range(len(prompts)), [MAX_TOKENS] * len(prompts), block_size)
-    shared: Sequence[int | None] = shared_with_next(store, order)
+    store = PackedTokens.pack(prompts)
+    by_tokens = lexicographic_order(store, range(len(prompts)))
+    order = visiting_order(by_tokens, store, [MAX_TOKENS] * len(prompts), block_size)
+    rows: list[int] = order.positions.tolist()
+    shared: list[int | None] = order.shared.tolist()
     if not in_order:
-        order, shared = list(range(len(prompts))), [None] * len(prompts)
+        rows, shared = list(range(len(prompts))), [None] * len(prompts)
     return [
         Request(row, store[row], SamplingParams(), draw_key=row, max_tokens=MAX_TOKENS, shared_with_next=share)
-        for row, share in zip(order, shared, strict=True)
+        for row, share in zip(rows, shared, strict=True)
     ]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from batchgen.engine.block_pool import BlockPool
 from batchgen.engine.prefix_cache import PrefixCache
-from batchgen.engine.request import TokenIds
+from batchgen.plan.token_store import TokenIds
 
 SIZE = 4
 
@@ -68,25 +68,35 @@ def test_a_released_block_without_a_later_row_is_freed() -> None:
     assert cache.match(ids("aaaabbbb")) == []
 
 
-def test_retire_frees_idle_blocks_beyond_what_the_next_row_shares() -> None:
+def test_idle_blocks_beyond_what_the_next_row_shares_are_freed() -> None:
     cache = make_cache()
     table = put(cache, "aaaabbbbcccc")
     cache.release(table)
-    cache.retire(table, num_kept=1)
+    cache.keep_only(table, num_kept=1)
     assert cache.match(ids("aaaabbbbcccc")) == table[:1]
     assert cache.pool.num_free == 3
     cache.check_integrity([])
 
 
-def test_retired_blocks_that_are_held_go_with_their_last_holder() -> None:
+def test_held_blocks_without_a_later_row_go_with_their_last_holder() -> None:
     cache = make_cache()
     table = put(cache, "aaaabbbb")
     cache.acquire(table)
-    cache.retire(table, num_kept=0)
+    cache.keep_only(table, num_kept=0)
     cache.release(table)
     assert cache.match(ids("aaaabbbb")) == table
     cache.release(table)
     assert cache.pool.num_free == 4
+
+
+def test_what_a_later_row_marked_is_kept_when_an_earlier_one_comes_again() -> None:
+    cache = make_cache()
+    table = put(cache, "aaaabbbb")
+    cache.keep_only(table, num_kept=0)
+    cache.keep_only(table, num_kept=1)
+    cache.release(table)
+    assert cache.match(ids("aaaabbbb")) == table[:1]
+    cache.check_integrity([])
 
 
 def test_the_deepest_idle_block_is_evicted_first() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from batchgen_kernels import AttentionOptions, AttentionStep, LayerCache, ReferenceBackend
+from batchgen_kernels import AttentionOptions, AttentionStep, LayerCache, ReferenceBackend, reference
 
 
 def dense(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> torch.Tensor:
@@ -39,3 +39,18 @@ def test_paged_row_equals_dense_attention(num_queries: int, window: int | None) 
     options = AttentionOptions(scale=0.25, sliding_window=window)
     out = backend.attend(query, keys[before:], values[before:], cache, backend.prepare(step), options)
     torch.testing.assert_close(out, dense(query, keys, values, window))
+
+
+def test_many_queries_are_taken_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(42)
+    query, key, value = torch.randn(9, 4, 16), torch.randn(9, 2, 16), torch.randn(9, 2, 16)
+    step = AttentionStep(torch.arange(9), torch.arange(3)[None], [0, 9], [9], [], 4)
+    backend, options = ReferenceBackend(), AttentionOptions(scale=0.25)
+
+    def attend() -> torch.Tensor:
+        cache = LayerCache(torch.zeros(3, 2, 4, 16), torch.zeros(3, 2, 4, 16))
+        return backend.attend(query, key, value, cache, backend.prepare(step), options)
+
+    whole = attend()
+    monkeypatch.setattr(reference, "_MAX_SCORES", 4 * 9 * 2)  # two queries at a time
+    torch.testing.assert_close(attend(), whole)

@@ -1,0 +1,50 @@
+"""The tensors of a step of three rows in blocks of 4, by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from batchgen.engine.batch import Batch, make_batch
+from batchgen.engine.request import Request
+from batchgen.engine.scheduler import ScheduledChunk
+from batchgen.sampling_params import SamplingParams
+
+
+def chunk(prompt: list[int], output: list[int], table: list[int], start: int, num_tokens: int) -> ScheduledChunk:
+    request = Request(0, np.array(prompt, np.int32), SamplingParams(), 0, max_tokens=9)
+    request.output_token_ids = output
+    request.block_table = table
+    return ScheduledChunk(request, start, num_tokens, is_sampled=start + num_tokens == request.num_tokens)
+
+
+def make() -> Batch:
+    chunks = [
+        chunk([1, 2, 3, 4, 5, 6], [7, 8], [5, 3], 7, 1),  # a decode
+        chunk([1, 2, 3, 4, 9], [], [5, 2], 4, 1),  # the last prompt token; its first block is the first row's
+        chunk([10, 11, 12, 13, 14, 15], [], [0], 0, 4),  # a prompt cut by the budget
+    ]
+    return make_batch(chunks, 4, torch.device("cpu"))
+
+
+def test_tokens_positions_and_slots() -> None:
+    batch = make()
+    assert batch.input_ids.tolist() == [[8, 9, 10, 11, 12, 13]]
+    assert batch.position_ids.tolist() == [[7, 4, 0, 1, 2, 3]]
+    assert batch.attention.slot_mapping.tolist() == [15, 8, 0, 1, 2, 3]
+    assert batch.attention.query_starts == [0, 1, 2, 6]
+    assert batch.attention.seq_lens == [8, 5, 4]
+    assert batch.attention.block_tables.tolist() == [[5, 3], [5, 2], [0, 0]]
+
+
+def test_only_chunks_that_reach_the_newest_token_are_sampled() -> None:
+    assert make().sampled.tolist() == [0, 1]
+
+
+def test_rows_with_the_same_computed_blocks_are_a_group() -> None:
+    assert [tuple(group) for group in make().attention.groups] == [(0, 2, 1)]
+
+
+def test_a_block_that_a_row_is_just_filling_is_in_no_group() -> None:
+    chunks = [chunk([1, 2, 3, 4, 5], [], [5, 3], 0, 5), chunk([1, 2, 3, 4, 6], [], [5, 2], 4, 1)]
+    assert make_batch(chunks, 4, torch.device("cpu")).attention.groups == []

@@ -1,0 +1,57 @@
+"""How many blocks a pool gets: a layer of 2 KV heads of 8, so 32 elements a token, 64 bytes in bfloat16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from batchgen.errors import CapacityError
+from batchgen.models.kv_cache import PoolSize, allocate, block_bytes, size_pool
+from batchgen.models.probe import AttentionLayer
+
+LAYERS = [AttentionLayer("a", 4, 2, 8, 8, None)] * 2
+BLOCK_BYTES = 16 * 2 * 32 * 2  # 16 tokens, 2 layers, 32 elements, 2 bytes
+
+
+def pool(**given: Any) -> PoolSize:
+    settings: dict[str, Any] = {
+        "num_blocks": None,
+        "num_blocks_needed": 10,
+        "available_bytes": 100 * BLOCK_BYTES,
+        "memory_fraction": 0.5,
+    }
+    return size_pool(LAYERS, 16, torch.bfloat16, **{**settings, **given})
+
+
+def test_bytes_of_a_block() -> None:
+    assert block_bytes(LAYERS, 16, torch.bfloat16) == BLOCK_BYTES
+    assert block_bytes(LAYERS, 16, torch.float32) == 2 * BLOCK_BYTES
+
+
+def test_a_small_job_gets_what_it_can_use() -> None:
+    assert pool().num_blocks == 10
+    assert pool().num_bytes == 10 * BLOCK_BYTES
+
+
+def test_a_large_job_gets_its_share_of_the_memory() -> None:
+    assert (pool(num_blocks_needed=1000).num_blocks, pool(num_blocks_needed=1000).reason) == (50, "memory")
+
+
+def test_a_number_from_the_job_file_is_taken_where_it_fits() -> None:
+    assert pool(num_blocks=7).num_blocks == 7
+    with pytest.raises(CapacityError, match=r"engine\.num_blocks: 51 KV blocks .*\(50 blocks\)"):
+        pool(num_blocks=51)
+
+
+def test_no_room_beside_the_model_is_said_to_be_that() -> None:
+    with pytest.raises(CapacityError, match="the model fits, but beside it not one KV block does"):
+        pool(available_bytes=BLOCK_BYTES)
+
+
+def test_tensors_have_the_shape_of_the_contract() -> None:
+    layers = [AttentionLayer("a", 4, 2, 8, 6, None), AttentionLayer("b", 4, 1, 8, 8, None)]
+    caches = allocate(layers, 3, 16, torch.float32, torch.device("cpu"))
+    assert [tuple(tensor.shape) for tensor in caches[0]] == [(3, 2, 16, 8), (3, 2, 16, 6)]
+    assert [tuple(tensor.shape) for tensor in caches[1]] == [(3, 1, 16, 8), (3, 1, 16, 8)]
