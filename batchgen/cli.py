@@ -84,6 +84,61 @@ def run(ctx: click.Context, job_file: Path, overrides: tuple[str, ...], quiet: b
 
 
 @main.command()
+@click.argument("folders", metavar="OUT...", nargs=-1, required=True, type=click.Path(path_type=Path))
+def report(folders: tuple[Path, ...]) -> None:
+    """Show the report of a finished run again, or compare the reports of several.
+
+    OUT is the output folder of a run. Of one folder the table is printed and report.html is made anew; of several the
+    figures are printed side by side, oldest run first, and nothing is written.
+
+    Example: batchgen report out/monday out/tuesday
+    """
+    _log_to_stderr(logging.INFO)
+    from batchgen.io.folder import OutputFolder
+    from batchgen.stats.artifact import read_artifact, read_report
+    from batchgen.stats.compare import compare
+    from batchgen.stats.page import render_page
+
+    if len(folders) > 1:
+        click.echo(compare({str(folder): read_report(folder) for folder in folders}))
+        return
+    artifact = read_artifact(folders[0])
+    click.echo(artifact.report.table())
+    click.echo(artifact.report.summary())
+    OutputFolder(folders[0]).write_text("report.html", render_page(artifact))
+
+
+@main.command()
+@click.argument("job_file", metavar="JOB.yaml", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override one key of the job file.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
+@click.option(
+    "--tokens-per-second",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Computed tokens, for the estimate of the time.  [default: as an earlier run in output.path measured]",
+)
+@click.option("--quiet", is_flag=True, help="No progress bar, and of the log only warnings.")
+def plan(
+    job_file: Path, overrides: tuple[str, ...], as_json: bool, tokens_per_second: float | None, quiet: bool
+) -> None:
+    """Show what a job would do: rows, bad rows, shared prefixes, memory, time.
+
+    Reads the input and the model's tokenizer and config, no weights; needs no GPU and writes no output. Exits with 0,
+    or with 2 if the job, its input or its model was refused.
+
+    Example: batchgen plan jobs/quickstart.yaml --tokens-per-second 800
+    """
+    _log_to_stderr(logging.WARNING if quiet else logging.INFO)
+    from batchgen.job.load import load_job
+
+    job = load_job(job_file, overrides)
+    from batchgen.job.plan_job import plan_job  # imports torch, so only after the job file is known to be good
+
+    job_plan = plan_job(job, tokens_per_second=tokens_per_second, quiet=quiet)
+    click.echo(job_plan.to_json() if as_json else job_plan.table())
+
+
+@main.command()
 def schema() -> None:
     """Print the JSON schema of job files, for editors.
 

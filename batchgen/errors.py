@@ -4,6 +4,7 @@
     ├── SpecError            the job file or a `--set` override            (exit 2; may hold many problems)
     ├── InputError           an input file, column or damaged archive      (exit 2)
     │   └── RowError         one row; becomes that row's `error` text      (exit 3 at the end of the run)
+    │       └── TemplateError    a template refused it                     (exit 2 when it refuses every row)
     ├── ModelError           a model or tokenizer we cannot or will not run (exit 2)
     │   └── CapacityError    the model, or every row, does not fit memory  (exit 2)
     └── OutputError          the output folder                             (exit 2)
@@ -34,6 +35,10 @@ class InputError(BatchgenError):
 
 class RowError(InputError):
     """One row cannot be used. The job goes on; the text becomes the row's `error`."""
+
+
+class TemplateError(RowError):
+    """A template, the model's or the user's, cannot be rendered for one row."""
 
 
 class ModelError(BatchgenError):

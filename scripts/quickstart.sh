@@ -3,7 +3,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_env.sh"
 
-prepare gguf
+prepare gguf,report
 
 say "batchgen run jobs/quickstart.yaml"
 batchgen run jobs/quickstart.yaml

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +19,9 @@ from click.testing import CliRunner, Result
 import batchgen
 from batchgen.cli import main
 from batchgen.errors import InputError, ModelError
+from batchgen.io.folder import OutputFolder
+from batchgen.job.run import write_report
+from tests.stats.scripted import run_script
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "transformers", "pyarrow", "pydantic", "numpy", "ruamel.yaml")
@@ -162,7 +166,7 @@ def test_schema_is_for_editors() -> None:
     assert {branch["type"] for branch in stop["anyOf"]} == {"string", "array", "null"}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["plan", "--help"], ["--version"]])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     done = python(
         "-c",
@@ -205,3 +209,91 @@ def test_typos_and_doubled_keys_are_refused_in_a_moment(tmp_path: Path) -> None:
         "job.yaml:8: sampling.top_p: given twice, on lines 7 and 8; keep one",
     ]
     assert not (tmp_path / "out").exists()
+
+
+REPORTING_WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = sys.modules["transformers"] = None
+from batchgen.cli import main
+main()
+"""
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """The output folder of a finished run, without its completions."""
+    folder = OutputFolder(tmp_path / "out")
+    folder.claim()
+    folder.begin()
+    write_report(folder, run_script(["aaaab", "aaaac"]).artifact())
+    folder.mark_success()
+    return folder.path
+
+
+def test_report_prints_the_table_and_makes_the_page_anew(finished: Path) -> None:
+    page = finished / "report.html"
+    before = page.read_text()
+    page.unlink()
+    done = python("-c", REPORTING_WITHOUT_TORCH, "report", str(finished))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("rows             2: 2 ok, 0 failed\n")
+    assert done.stdout.endswith("\nok=2 failed=0\n")
+    assert page.read_text() == before
+
+
+def test_report_of_several_runs_compares_them_and_writes_nothing(finished: Path) -> None:
+    other = finished.with_name("other")
+    shutil.copytree(finished, other)
+    (other / "report.html").unlink()
+    result = invoke("report", str(finished), str(other))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[0].split() == [str(finished), str(other)]
+    assert not (other / "report.html").exists()
+
+
+def test_report_of_a_folder_that_is_no_finished_run_is_refused(tmp_path: Path) -> None:
+    result = invoke("report", str(tmp_path))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"{tmp_path}: no finished run")
+
+
+class FakePlan:
+    """Stands in for `plan_job` and for what it returns."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, float | None, bool]] = []
+
+    def __call__(self, job: Any, *, tokens_per_second: float | None, quiet: bool) -> FakePlan:
+        self.calls.append((job, tokens_per_second, quiet))
+        return self
+
+    def table(self) -> str:
+        return "rows  3"
+
+    def to_json(self) -> str:
+        return '{"num_rows": 3}'
+
+
+@pytest.fixture
+def plan_job(monkeypatch: pytest.MonkeyPatch) -> FakePlan:
+    fake = FakePlan()
+    room = ModuleType("batchgen.job.plan_job")
+    room.plan_job = fake  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "batchgen.job.plan_job", room)
+    return fake
+
+
+def test_plan_prints_a_table_or_json(plan_job: FakePlan, job: str) -> None:
+    assert invoke("plan", job).stdout == "rows  3\n"
+    assert invoke("plan", job, "--json").stdout == '{"num_rows": 3}\n'
+
+
+def test_options_reach_the_plan(plan_job: FakePlan, job: str) -> None:
+    assert invoke("plan", job, "--set", "input.limit=2", "--tokens-per-second", "12.5", "--quiet").exit_code == 0
+    [(loaded, tokens_per_second, quiet)] = plan_job.calls
+    assert (loaded.spec.input.limit, tokens_per_second, quiet) == (2, 12.5, True)
+
+
+def test_rate_of_nothing_is_wrong_usage(plan_job: FakePlan, job: str) -> None:
+    assert invoke("plan", job, "--tokens-per-second", "0").exit_code == 2
+    assert plan_job.calls == []

@@ -70,4 +70,4 @@ def _groups(tables: npt.NDArray[np.int64], num_computed_blocks: npt.NDArray[np.i
     """Neighbours that begin with the same blocks, as far as those lie before the queries of all of them."""
     equal = np.cumprod(tables[:-1] == tables[1:], axis=1).sum(axis=1)
     shared = np.minimum(equal, np.minimum(num_computed_blocks[:-1], num_computed_blocks[1:]))
-    return [BlockGroup(*group) for group in prefix_groups(shared.tolist())]
+    return [BlockGroup(*group) for group in prefix_groups(shared)]

@@ -10,6 +10,7 @@ from batchgen.engine.request import Request
 from batchgen.engine.scheduler import Scheduler, SchedulerOutput
 from batchgen.stats.counters import RunStats
 from batchgen.stats.prompt_tokens import origin_of_prompt
+from batchgen.stats.slowest_rows import RowTime
 from batchgen.stats.step_log import StepStats
 
 
@@ -41,7 +42,7 @@ class Engine:
         begin = time.perf_counter()
         step = self.scheduler.schedule()
         outcomes = self.runner.run(step)
-        self._observe_admissions(step)
+        self._observe_admissions(step, begin - self._begin)
         self._observe_step(step, time.perf_counter() - begin)
         finished = self.scheduler.update(step, outcomes)
         self._observe_ends(finished)
@@ -62,9 +63,11 @@ class Engine:
     def _elapsed(self) -> float:
         return time.perf_counter() - self._begin
 
-    def _observe_admissions(self, step: SchedulerOutput) -> None:
+    def _observe_admissions(self, step: SchedulerOutput, begin: float) -> None:
         for admission in step.admissions:
             request, num_matched = admission.request, admission.num_matched_tokens
+            if request.admitted_at is None:
+                request.admitted_at = begin
             if request.num_lost_tokens:
                 self.stats.observe_recompute(admission.num_recomputed_tokens)
                 continue
@@ -100,11 +103,20 @@ class Engine:
                 num_preempted=len(step.preempted),
                 waits_for_blocks=step.waits_for_blocks,
                 waits_for_reservation=step.waits_for_reservation,
+                num_held_back=self._num_held_back(step),
                 num_refused_though_free=step.num_refused_though_free,
             ),
             self._elapsed,
         )
 
+    def _num_held_back(self, step: SchedulerOutput) -> int:
+        """Waiting rows for which `max_num_seqs` leaves room and the pool does not."""
+        room = self.scheduler.max_num_seqs - len(self.scheduler.running)
+        return min(len(self.scheduler.waiting), room) if step.waits_for_blocks else 0
+
     def _observe_ends(self, finished: Sequence[Request]) -> None:
+        elapsed = self._elapsed
         for request in finished:
-            self.stats.observe_end(len(request.output_token_ids), request.group, self._elapsed)
+            assert request.admitted_at is not None
+            row = RowTime(elapsed - request.admitted_at, request.row_index, len(request.output_token_ids))
+            self.stats.observe_end(row, request.group, elapsed)

@@ -26,6 +26,7 @@ class OutputFolder:
         self.path = Path(path)
         self.overwrite = overwrite
         self.completions = self.path / "completions"
+        self.stats = self.path / "stats"
         self.report_json = self.path / "report.json"
         self.job_yaml = self.path / "job.yaml"
         self.success = self.path / "_SUCCESS"
@@ -66,6 +67,7 @@ class OutputFolder:
                     if name != self.state.name:
                         _remove(self.path / name)
             self.completions.mkdir(exist_ok=True)
+            self.stats.mkdir(exist_ok=True)
 
     @contextmanager
     def claimed(self) -> Iterator[None]:

@@ -37,6 +37,22 @@ class _Record(NamedTuple):
     size: int  # bytes of the line
 
 
+class _JsonlRows:
+    """Rows that were read together; see `rows.RowBatch`."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def rows(self, *, without: str | None = None) -> Iterator[Row]:
+        return iter(self._rows)
+
+    def column(self, name: str) -> None:
+        return None
+
+
 class JsonlInput:
     """Rows of JSON lines files. See `readers.Input` for the contract."""
 
@@ -54,29 +70,28 @@ class JsonlInput:
 
     @property
     def schema(self) -> pa.Schema:
-        assert self._schema is not None, "the types are known only after read_rows() was read to its end"
+        assert self._schema is not None, "the types are known only after all rows were read"
         return self._schema
 
     def read_rows(self) -> Iterator[Row]:
+        return (row for batch in self.read_row_batches() for row in batch.rows())
+
+    def read_row_batches(self) -> Iterator[_JsonlRows]:
         types = ColumnTypes()
-        for index, record in enumerate(self._records()):
-            types.observe(record.values)
-            if len(types) > _MAX_COLUMNS:
-                raise InputError(f"{record.place}: over {_MAX_COLUMNS} different keys so far; put them under one key")
-            yield self._row(index, record)
+        index = 0
+        for records in self._held_records():
+            for record in records:
+                types.observe(record.values)
+                if len(types) > _MAX_COLUMNS:
+                    raise InputError(
+                        f"{record.place}: over {_MAX_COLUMNS} different keys so far; put them under one key"
+                    )
+            yield _JsonlRows([self._row(index + n, record) for n, record in enumerate(records)])
+            index += len(records)
         self._schema = types.schema()
 
     def read_batches(self) -> Iterator[pa.RecordBatch]:
-        rows: list[dict[str, Any]] = []
-        size = 0
-        for record in self._records():
-            rows.append(record.values)
-            size += record.size
-            if len(rows) == _BATCH_ROWS or size >= _BATCH_BYTES:
-                yield to_batch(rows, self.schema)
-                rows, size = [], 0
-        if rows:
-            yield to_batch(rows, self.schema)
+        return (to_batch([record.values for record in records], self.schema) for records in self._held_records())
 
     def _row(self, index: int, record: _Record) -> Row:
         if record.error is not None:
@@ -91,8 +106,18 @@ class JsonlInput:
                 return Row(index, record.place, error=f"{record.place}: key {strict_json.quote(name)}: {error}")
         return Row(index, record.place, values)
 
-    def _records(self) -> Iterator[_Record]:
-        return islice((record for file in self._files for record in _read_file(file)), self._limit)
+    def _held_records(self) -> Iterator[list[_Record]]:
+        """All records, as many at a time as are held in memory."""
+        records: list[_Record] = []
+        size = 0
+        for record in islice((record for file in self._files for record in _read_file(file)), self._limit):
+            records.append(record)
+            size += record.size
+            if len(records) == _BATCH_ROWS or size >= _BATCH_BYTES:
+                yield records
+                records, size = [], 0
+        if records:
+            yield records
 
 
 def _read_file(file: DataFile) -> Iterator[_Record]:

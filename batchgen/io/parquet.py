@@ -29,7 +29,38 @@ _BATCH_BYTES = 8 << 20
 class _Piece(NamedTuple):
     file: DataFile
     first_row: int  # of the batch within the file, from 0
+    first_index: int  # of the batch within the whole input
     batch: pa.RecordBatch
+
+
+class _ParquetRows:
+    """The rows of a piece; see `rows.RowBatch`."""
+
+    def __init__(self, piece: _Piece, columns: PromptColumns) -> None:
+        self._piece = piece
+        self._columns = columns
+
+    def __len__(self) -> int:
+        return int(self._piece.batch.num_rows)
+
+    def column(self, name: str) -> pa.Array:
+        return self._piece.batch.column(name)
+
+    def rows(self, *, without: str | None = None) -> Iterator[Row]:
+        arrays = {name: self.column(name) for name in self._columns.settings if name != without}
+        for offset in range(len(self)):
+            index, number = self._piece.first_index + offset, self._piece.first_row + offset + 1
+            cells = {name: array[offset] for name, array in arrays.items()}
+            yield self._row(index, f"{self._piece.file.name} row {number}", cells)
+
+    def _row(self, index: int, place: str, cells: dict[str, pa.Scalar]) -> Row:
+        values = {}
+        for name, cell in cells.items():
+            try:
+                values[name] = self._columns.plain(name, _to_python(cell), null_is_absent=True)
+            except RowError as error:
+                return Row(index, place, error=f"{place}: column {strict_json.quote(name)}: {error}")
+        return Row(index, place, values)
 
 
 class ParquetInput:
@@ -49,36 +80,24 @@ class ParquetInput:
         return tuple(file.path for file in self._files)
 
     def read_rows(self) -> Iterator[Row]:
-        index = 0
-        for piece in self._pieces():
-            arrays = {name: piece.batch.column(name) for name in self._columns.settings}
-            for offset in range(piece.batch.num_rows):
-                place = f"{piece.file.name} row {piece.first_row + offset + 1}"
-                yield self._row(index, place, {name: array[offset] for name, array in arrays.items()})
-                index += 1
+        return (row for batch in self.read_row_batches() for row in batch.rows())
+
+    def read_row_batches(self) -> Iterator[_ParquetRows]:
+        return (_ParquetRows(piece, self._columns) for piece in self._pieces())
 
     def read_batches(self) -> Iterator[pa.RecordBatch]:
         return (piece.batch for piece in self._pieces())
 
-    def _row(self, index: int, place: str, cells: dict[str, pa.Scalar]) -> Row:
-        values = {}
-        for name, cell in cells.items():
-            try:
-                values[name] = self._columns.plain(name, _to_python(cell), null_is_absent=True)
-            except RowError as error:
-                return Row(index, place, error=f"{place}: column {strict_json.quote(name)}: {error}")
-        return Row(index, place, values)
-
     def _pieces(self) -> Iterator[_Piece]:
-        left = sys.maxsize if self._limit is None else self._limit
+        limit = sys.maxsize if self._limit is None else self._limit
+        index = 0
         for file in self._files:
-            first_row = 0
-            for batch in _read_file(file) if left else ():
-                piece = _Piece(file, first_row, _conform(batch.slice(0, left), self.schema, file.path))
-                yield piece
-                first_row += piece.batch.num_rows
-                left -= piece.batch.num_rows
-                if not left:
+            first_index = index
+            for batch in _read_file(file) if index < limit else ():
+                batch = _conform(batch.slice(0, limit - index), self.schema, file.path)
+                yield _Piece(file, index - first_index, index, batch)
+                index += batch.num_rows
+                if index == limit:
                     break
 
 
@@ -98,7 +117,8 @@ def _read_schema(file: DataFile) -> pa.Schema:
 def _read_file(file: DataFile) -> Iterator[pa.RecordBatch]:
     with _naming(file.path):
         file.check_unchanged()
-        with pq.ParquetFile(file.path) as parquet:
+        # Arrow's pre-buffering keeps the whole file in memory until it is closed.
+        with pq.ParquetFile(file.path, pre_buffer=False) as parquet:
             yield from parquet.iter_batches(batch_size=_batch_rows(parquet.metadata))
 
 

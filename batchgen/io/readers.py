@@ -12,7 +12,7 @@ from batchgen.io.columns import prompt_columns
 from batchgen.io.files import find_files
 from batchgen.io.jsonl import JsonlInput
 from batchgen.io.parquet import ParquetInput
-from batchgen.io.rows import Row
+from batchgen.io.rows import Row, RowBatch
 
 if TYPE_CHECKING:
     from batchgen.job.spec import InputSpec
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Input(Protocol):
     """The rows of a job, which can be read again and again, a piece at a time. Reading stops after `input.limit` rows.
 
-    Both readings raise InputError for a file that is damaged or was changed since the job began.
+    Every reading raises InputError for a file that is damaged or was changed since the job began.
     """
 
     @property
@@ -30,10 +30,13 @@ class Input(Protocol):
 
     @property
     def schema(self) -> pa.Schema:
-        """The carried columns and their types. For JSON lines known once `read_rows` has been read to its end."""
+        """The carried columns and their types. For JSON lines known once all rows have been read."""
 
     def read_rows(self) -> Iterator[Row]:
         """Every row with the values that make its prompt; a row that cannot be read has an `error` instead."""
+
+    def read_row_batches(self) -> Iterator[RowBatch]:
+        """The same rows, as many at a time as the reader holds."""
 
     def read_batches(self) -> Iterator[pa.RecordBatch]:
         """The carried columns, typed by `schema`: one record a row, as many and in the same order as `read_rows`.

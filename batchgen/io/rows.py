@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +23,18 @@ class Row:
     place: str  # for messages: "data.jsonl line 3" or "data.parquet row 3", counted from 1 within the file
     values: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None  # why the record could not be read; `values` is then empty
+
+
+class RowBatch(Protocol):
+    """Consecutive rows of an input, as many as its reader holds at once: some hundreds, fewer where rows are large."""
+
+    def __len__(self) -> int: ...
+
+    def rows(self, *, without: str | None = None) -> Iterator[Row]:
+        """The rows with the values that make their prompts; a row that cannot be read has an `error` instead.
+
+        The column `without` need not be among the values: turning it to Python would take long.
+        """
+
+    def column(self, name: str) -> pa.Array | None:
+        """One value a row as Arrow holds them; None where the values did not come as Arrow (JSON lines)."""

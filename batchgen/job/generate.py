@@ -5,23 +5,50 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from batchgen.engine.assemble import EngineSettings, assemble_engine
 from batchgen.engine.engine import Engine
 from batchgen.engine.request import Request
 from batchgen.job.load import Job
+from batchgen.job.planning import fit_pool, plan_rows
 from batchgen.job.progress import Progress
 from batchgen.job.results import Results
 from batchgen.job.target import Target
 from batchgen.job.tokenise import TokenisedRows
 from batchgen.models.attention import IMPLEMENTATION, make_backend
 from batchgen.models.device import available_memory
-from batchgen.models.kv_cache import PoolSize, size_pool
+from batchgen.models.kv_cache import PoolSize
 from batchgen.models.load import load_weights
-from batchgen.plan.plan import Plan, make_plan
+from batchgen.plan.groups import prefix_groups
+from batchgen.plan.plan import Plan
+from batchgen.plan.token_store import Positions
 from batchgen.prompts.detokenize import Detokenizer, StopMatcher
 from batchgen.request_output import RequestOutput
 from batchgen.stats.report import PlannedFigures
 from batchgen.stats.stopwatch import Stopwatch
+from batchgen.stats.tables import GroupPrefix
+
+
+class RowGroups:
+    """The prefix groups of a plan, and the one that each prompt is counted in, whatever the visiting order."""
+
+    def __init__(self, plan: Plan, num_prompts: int, block_size: int) -> None:
+        self.groups = prefix_groups(plan.depth_first.shared[:-1] // block_size)
+        self._depth_first = plan.depth_first.positions
+        self._of_position = np.full(num_prompts, -1, np.int32)
+        for number in range(len(self.groups)):
+            self._of_position[self.positions(number)] = number
+
+    def of(self, position: int) -> int | None:
+        """The number of a prompt's group; None if it is in none."""
+        number = int(self._of_position[position])
+        return None if number < 0 else number
+
+    def positions(self, number: int) -> Positions:
+        """The prompts of a group."""
+        group = self.groups[number]
+        return self._depth_first[group.start : group.stop]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +58,7 @@ class Generation:
     target: Target
     rows: TokenisedRows
     plan: Plan
+    groups: RowGroups
     pool: PoolSize
     engine: Engine
     detokenizer: Detokenizer
@@ -49,21 +77,36 @@ class Generation:
     def figures(self) -> PlannedFigures:
         """What the plan says, for the report."""
         return PlannedFigures(
-            hit_ceiling=self.plan.hit_ceiling, num_blocks=self.pool.num_blocks, pool_reason=self.pool.reason
+            num_unique_tokens=self.plan.num_unique_tokens,
+            hit_ceiling=self.plan.hit_ceiling,
+            ceilings=self.plan.ceilings,
+            num_blocks=self.pool.num_blocks,
+            pool_reason=self.pool.reason,
         )
+
+    def prefix_of(self, group: int) -> GroupPrefix:
+        """What the report says of a prefix group."""
+        positions = self.groups.positions(group)
+        num_tokens = self.groups.groups[group].num_blocks * self.engine.scheduler.cache.block_size
+        return GroupPrefix(self.rows.row_indices[int(positions.min())], num_tokens)
 
     def _requests(self) -> Iterator[Request]:
         """The requests in visiting order, made when the engine wants them."""
         params, rows, plan = self.target.params, self.rows, self.plan
-        end_token_ids = frozenset() if params.ignore_eos else self.target.info.eos_token_ids
+        end_token_ids = params.stop_token_ids
+        if not params.ignore_eos:
+            end_token_ids |= self.target.info.eos_token_ids
+        has_cache = self.engine.scheduler.cache.enabled
         for place, position in enumerate(plan.order):
             yield Request(
                 row_index=rows.row_indices[position],
                 prompt_token_ids=rows.store[position],
                 params=params,
-                draw_key=rows.draw_keys[position],
-                max_tokens=rows.max_tokens[position],
-                shared_with_next=None if plan.shared_with_next is None else plan.shared_with_next[place],
+                draw_key=rows.draw_key(position),
+                max_tokens=int(rows.max_tokens[position]),
+                shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[place]),
+                num_seen_tokens=int(plan.seen[place]) if has_cache else 0,
+                group=self.groups.of(position),
                 end_token_ids=end_token_ids,
                 stop_condition=StopMatcher(self.detokenizer, params.stop) if params.stop else None,
             )
@@ -72,62 +115,23 @@ class Generation:
 def prepare_generation(
     job: Job, target: Target, rows: TokenisedRows, results: Results, watch: Stopwatch
 ) -> Generation | None:
-    """Load the model and plan; None, and no weight is read, when no row is left to run.
+    """Plan and load the model; None, and no weight is read, when no row is left to run.
 
     Rows whose prompt can never fit the KV pool go to `results`. Raises ModelError or CapacityError.
     """
     if not len(rows):
         return None
+    with watch.part("plan"):
+        plan = plan_rows(job, target, rows)
     with watch.part("load"):
         model = load_weights(target.info, job.spec.model, target.device, IMPLEMENTATION)
     with watch.part("plan"):
-        plan, pool = _plan(job, target, rows, results)
+        plan, pool = fit_pool(job, target, rows, plan, results, available_memory(target.device))
     settings = _engine_settings(job, target, pool)
     backend = make_backend(target.attention)
     engine = assemble_engine(model, target.layers, backend, target.info.unused_token_ids, settings)
-    return Generation(target, rows, plan, pool, engine, Detokenizer(target.info.tokenizer))
-
-
-def _plan(job: Job, target: Target, rows: TokenisedRows, results: Results) -> tuple[Plan, PoolSize]:
-    """The visiting order of the rows that fit the pool, and the pool; rows that never can fit it fail here."""
-    engine = job.spec.engine
-
-    def plan_of(positions: list[int]) -> Plan:
-        return make_plan(
-            rows.store,
-            positions,
-            rows.max_tokens,
-            block_size=engine.block_size,
-            max_num_seqs=target.max_num_seqs,
-            by_prefix=engine.order == "prefix",
-            share=engine.prefix_cache,
-        )
-
-    plan = plan_of(list(range(len(rows))))
-    pool = size_pool(
-        target.layers,
-        engine.block_size,
-        target.info.dtype,
-        num_blocks=engine.num_blocks,
-        num_blocks_needed=plan.num_blocks_needed,
-        available_bytes=available_memory(target.device),
-        memory_fraction=engine.memory_fraction,
-    )
-    capacity = pool.num_blocks * engine.block_size
-    too_long = [position for position in plan.order if len(rows.store[position]) > capacity]
-    for position in too_long:
-        length = len(rows.store[position])
-        results.fail(rows.row_indices[position], _does_not_fit(rows.row_indices[position], length, capacity), length)
-    if too_long:
-        plan = plan_of(sorted(set(plan.order) - set(too_long)))
-    return plan, pool
-
-
-def _does_not_fit(row_index: int, length: int, capacity: int) -> str:
-    return (
-        f"row {row_index + 1} of the input: the prompt needs {length} tokens of KV cache, the whole pool has "
-        f"{capacity}; raise engine.num_blocks or engine.memory_fraction"
-    )
+    groups = RowGroups(plan, len(rows), job.spec.engine.block_size)
+    return Generation(target, rows, plan, groups, pool, engine, Detokenizer(target.info.tokenizer))
 
 
 def _engine_settings(job: Job, target: Target, pool: PoolSize) -> EngineSettings:
@@ -145,17 +149,23 @@ def _engine_settings(job: Job, target: Target, pool: PoolSize) -> EngineSettings
 
 
 def _output(request: Request, detokenizer: Detokenizer) -> RequestOutput:
-    """The last form of a row: its text cut before a stop string, its error with its place."""
+    """The last form of a row: its text without what ended it, its error with its place."""
     assert request.finish_reason is not None
-    stop = request.stop_condition
-    text = stop.text if isinstance(stop, StopMatcher) else detokenizer.decode(request.output_token_ids)
     return RequestOutput(
         row_index=request.row_index,
         finish_reason=request.finish_reason,
         sample_index=request.sample_index,
-        completion=text,
+        completion=_text(request, detokenizer) if request.output_token_ids else None,
         error=None if request.error is None else f"row {request.row_index + 1} of the input: {request.error}",
         prompt_tokens=request.num_prompt_tokens,
         completion_tokens=len(request.output_token_ids),
         cached_tokens=request.num_cached_tokens,
     )
+
+
+def _text(request: Request, detokenizer: Detokenizer) -> str:
+    """The completion as text: neither an end token nor a stop string is part of it."""
+    if isinstance(request.stop_condition, StopMatcher):
+        return request.stop_condition.text
+    token_ids = request.output_token_ids
+    return detokenizer.decode(token_ids[:-1] if token_ids[-1] in request.end_token_ids else token_ids)

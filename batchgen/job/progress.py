@@ -12,6 +12,11 @@ from batchgen.stats.counters import RunStats
 _REDRAW_SECONDS = 0.2
 
 
+def rows_bar(what: str, *, quiet: bool) -> tqdm:
+    """Rows done and rows a second, for work whose end is not known."""
+    return tqdm(desc=what, unit="row", disable=True if quiet else None)
+
+
 class Progress:
     """Rows done, tokens per second, hit rate and KV use."""
 
@@ -39,6 +44,6 @@ class Progress:
             return
         self._shown = now
         self._bar.set_postfix_str(
-            f"{self._stats.num_output_tokens / (now - self._begin):,.0f} tok/s, "
+            f"{self._stats.num_sampled_tokens / (now - self._begin):,.0f} tok/s, "
             f"hits {100 * (self._stats.hit_rate or 0):.0f} %, KV {100 * step.num_used_blocks / self._num_blocks:.0f} %"
         )

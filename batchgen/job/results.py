@@ -10,19 +10,25 @@ from batchgen.request_output import FinishReason, RequestOutput
 from batchgen.stats.report import RowCounts
 
 
+def max_errors(spec: JobSpec) -> int | None:
+    """How many bad rows a job bears; None: any number."""
+    return 0 if spec.on_error == "stop" else spec.max_errors
+
+
 class Results:
     """Takes the outputs of a run in any order."""
 
     def __init__(self, writer: ResultWriter, spec: JobSpec) -> None:
         self.counts = RowCounts()
         self._writer = writer
-        self._max_errors = 0 if spec.on_error == "stop" else spec.max_errors
+        self._max_errors = max_errors(spec)
 
     def add(self, output: RequestOutput) -> None:
         """Write an output. Raises InputError when there are more bad rows than the job allows."""
         self.counts.observe(output)
         self._writer.write(output)
         if self._max_errors is not None and self.counts.num_failed > self._max_errors:
+            self._writer.commit()
             raise InputError(
                 f"stopped at bad row {self.counts.num_failed} (max_errors {self._max_errors}): {output.error}; "
                 "mend the row, or set on_error: continue and a larger max_errors"

@@ -6,13 +6,16 @@ Row -read-> -tokenise-> Prompt -plan-> Request -schedule-> -run-> -update-> Requ
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
+import pyarrow.parquet as pq
 import torch
 import transformers
 
 from batchgen import __version__
-from batchgen.io.folder import OutputFolder
+from batchgen.io.folder import OutputFolder, written_whole
 from batchgen.io.readers import open_input
 from batchgen.io.schema import output_schema
 from batchgen.io.writers import ResultWriter
@@ -21,12 +24,15 @@ from batchgen.job.load import Job
 from batchgen.job.resolve import Setting, dump_yaml, resolved_document
 from batchgen.job.results import Results
 from batchgen.job.target import Target, inspect_target
-from batchgen.job.tokenise import tokenise
+from batchgen.job.tokenise import row_encoder, tokenise
+from batchgen.models.load import check_weights_fit
 from batchgen.plan.token_store import TokenStore
-from batchgen.prompts.encoder import PromptEncoder
+from batchgen.stats.artifact import RunArtifact
 from batchgen.stats.counters import RunStats
+from batchgen.stats.page import render_page
 from batchgen.stats.report import PlannedFigures, RunReport, make_report
 from batchgen.stats.stopwatch import Stopwatch
+from batchgen.stats.tables import GROUPS, STEPS, groups_table, job_table, steps_table
 
 
 def run_job(job: Job, *, quiet: bool = False) -> RunReport:
@@ -40,12 +46,13 @@ def run_job(job: Job, *, quiet: bool = False) -> RunReport:
     folder.check([*source.files, job.path])
     with watch.part("inspect"):
         target = inspect_target(job)
-    encoder = PromptEncoder(target.info.tokenizer, spec.input, vocab_size=target.info.vocab_size, clock=clock)
+        check_weights_fit(target.info, target.device, spec.engine.memory_fraction)
+    encoder = row_encoder(target, spec.input, clock)
     with folder.claimed():
         results = Results(ResultWriter(folder), spec)
         with watch.part("tokenise"):
             store = TokenStore(folder.state / "tokens.bin")
-            rows = tokenise(source, encoder, target, spec.input.id, results, store)
+            rows = tokenise(source, encoder, target, results, store, quiet=quiet)
         output_schema(source.schema, spec.output.prefix)  # refuses doubled names; JSON lines' are known only now
         generation = prepare_generation(job, target, rows, results, watch)
         folder.begin()
@@ -55,10 +62,27 @@ def run_job(job: Job, *, quiet: bool = False) -> RunReport:
     with watch.part("write"):
         results.finish(source, spec.output.prefix)
     report = _report(job, target, results, generation, watch, clock)
-    folder.write_text("report.json", report.to_json())
-    folder.write_text("job.yaml", _resolved_job(job, target, generation, report, clock))
+    write_report(folder, _artifact(report, generation, _resolved_job(job, target, generation, report, clock)))
     folder.mark_success()
     return report
+
+
+def _artifact(report: RunReport, generation: Generation | None, resolved: Mapping[str, Any]) -> RunArtifact:
+    if generation is None:
+        return RunArtifact(report, GROUPS.empty_table(), STEPS.empty_table(), resolved)
+    stats = generation.engine.stats
+    return RunArtifact(report, groups_table(stats.groups, generation.prefix_of), steps_table(stats.log), resolved)
+
+
+def write_report(folder: OutputFolder, artifact: RunArtifact) -> None:
+    """Everything that `read_artifact` reads, and the page. Raises OutputError."""
+    tables = {"job": job_table(artifact.report), "groups": artifact.groups, "steps": artifact.steps}
+    for name, table in tables.items():
+        with written_whole(folder.stats / f"{name}.parquet") as temporary:
+            pq.write_table(table, temporary, compression="zstd")
+    folder.write_text("report.json", artifact.report.to_json())
+    folder.write_text("job.yaml", dump_yaml(artifact.job))
+    folder.write_text("report.html", render_page(artifact))
 
 
 def _report(
@@ -69,6 +93,7 @@ def _report(
         generation.engine.stats if generation else RunStats(job.spec.engine.block_size, target.max_model_len),
         generation.figures() if generation else PlannedFigures(),
         started=clock.isoformat(timespec="seconds"),
+        visiting_order=job.spec.engine.order,
         seconds=watch.seconds(),
         environment={
             "batchgen": __version__,
@@ -87,11 +112,19 @@ def _device_name(device: torch.device) -> str:
     return f"{device}, {torch.get_num_threads()} threads"
 
 
-def _resolved_job(job: Job, target: Target, generation: Generation | None, report: RunReport, clock: datetime) -> str:
+def _resolved_job(
+    job: Job, target: Target, generation: Generation | None, report: RunReport, clock: datetime
+) -> dict[str, Any]:
     settings = list(target.settings)
     if generation:
         settings.append(
             Setting("engine.num_blocks", generation.pool.num_blocks, job.sources.get("engine.num_blocks", "default"))
         )
-    extra = {"environment": dict(report.environment), "clock": clock.isoformat()}
-    return dump_yaml(resolved_document(job, settings, extra))
+    extra = {
+        "environment": dict(report.environment),
+        "clock": clock.isoformat(),
+        "eos_token_ids": sorted(target.info.eos_token_ids),
+    }
+    document = resolved_document(job, settings, extra)
+    document["sources"]["eos_token_ids"] = "model"
+    return document

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from batchgen.errors import SpecError
@@ -12,7 +14,7 @@ from batchgen.job.load import Job
 from batchgen.job.resolve import Setting, resolve_sampling
 from batchgen.models.attention import IMPLEMENTATION
 from batchgen.models.device import choose_device
-from batchgen.models.load import ModelInfo, build_meta_model, check_weights_fit, inspect_model
+from batchgen.models.load import ModelInfo, build_meta_model, inspect_model
 from batchgen.models.probe import AttentionLayer, probe_attention
 from batchgen.sampling_params import SamplingParams
 
@@ -37,19 +39,18 @@ class Target:
     attention: str
     settings: list[Setting]  # what the job file left open, with sources
 
-    def max_tokens(self, num_prompt_tokens: int) -> int:
-        """The most tokens a prompt of this length may get."""
+    def max_tokens(self, num_prompt_tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """The most tokens that prompts of these lengths may get."""
         room = self.max_model_len - num_prompt_tokens
-        return room if self.params.max_tokens is None else min(room, self.params.max_tokens)
+        return room if self.params.max_tokens is None else np.minimum(room, self.params.max_tokens)
 
 
 def inspect_target(job: Job) -> Target:
-    """Resolve device, model and settings. Raises ModelError, CapacityError or SpecError; reads no weight."""
+    """Resolve device, model and settings. Raises ModelError or SpecError; reads no weight and asks for no memory."""
     spec = job.spec
     device = choose_device(spec.engine.device)
     info = inspect_model(spec.model, device)
     layers = probe_attention(build_meta_model(info, IMPLEMENTATION))
-    check_weights_fit(info, device, spec.engine.memory_fraction)
     params, settings = resolve_sampling(job, info.generation_config)
     max_model_len = _max_model_len(job, info)
     if params.max_tokens is None:

@@ -2,67 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from batchgen.plan.order import prefix_order, shared_with_next
-from batchgen.plan.token_store import TokenLists
+import numpy as np
+import numpy.typing as npt
+
+from batchgen.plan.limits import hit_ceiling, num_blocks_needed, tail_waste
+from batchgen.plan.order import Order, lexicographic_order, visiting_order
+from batchgen.plan.seen import seen_lengths
+from batchgen.plan.token_store import Lengths, PackedTokens, Positions
+
+BLOCK_SIZES = (8, 16, 32, 64, 128)  # what other block sizes would give is known for these
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """In what order prompts run, and the limits this order is measured against."""
 
-    order: list[int]  # positions in the token prompts, in visiting order
-    # For every place of `order` the tokens shared with the next; None for `order: input`, where nothing is known.
-    shared_with_next: list[int] | None
+    depth_first: Order  # all prompts, also where they are visited in input order
+    order: Positions  # positions in the token store, in visiting order
+    # For every place of `order` the leading tokens shared with the next; None for `order: input`: nothing is known.
+    shared_with_next: Lengths | None
+    seen: Lengths  # for every place of `order` the leading tokens shared with any prompt visited before
     num_prompt_tokens: int
+    num_unique_tokens: int  # nodes of the prefix tree of tokens: what must be computed were blocks of no size
     hit_ceiling: int  # prompt tokens that the best order and an endless cache would find, at this block size
-    num_blocks_needed: int  # more blocks than this are never used at once
+    ceilings: Mapping[int, int]  # block size -> the same with a prefix cache, for BLOCK_SIZES
+    tail_waste: Mapping[int, int]  # block size -> slots left empty in last blocks, for BLOCK_SIZES
+    num_blocks_needed: int  # more blocks than this are never used and kept at once
 
 
 def make_plan(
-    prompts: TokenLists,
-    positions: Sequence[int],
-    max_tokens: Sequence[int],
+    tokens: PackedTokens,
+    positions: Sequence[int] | Positions,
+    max_tokens: npt.ArrayLike,
     *,
     block_size: int,
     max_num_seqs: int,
     by_prefix: bool,
     share: bool = True,
 ) -> Plan:
-    """Plan the prompts at `positions` of the prompts.
+    """Plan the prompts at `positions` (growing) of the store.
 
     `max_tokens[position]` is the longest output of a prompt; `by_prefix` False keeps the input order; `share` False
     (no prefix cache) leaves no hits.
     """
-    order = prefix_order(prompts, positions, max_tokens, block_size)
-    shared = shared_with_next(prompts, order)
-    lengths = [len(prompts[position]) for position in order]
-    hits = _hit_blocks(lengths, shared, block_size) if share else [0] * len(order)
-    blocks = [-(-(len(prompts[p]) + max_tokens[p] - 1) // block_size) for p in order]
+    lexicographic = lexicographic_order(tokens, positions)
+    lengths = tokens.lengths(lexicographic.positions)
+    longest = np.asarray(max_tokens, np.int64)
+    depth_first = visiting_order(lexicographic, tokens, longest, block_size)
+    visited = depth_first.positions if by_prefix else np.asarray(positions, np.int64)
+    seen, before = seen_lengths(lexicographic, visited), lexicographic.shared_with_before
+    shared_with_next = depth_first.shared if by_prefix else None
     return Plan(
-        order=order if by_prefix else sorted(positions),
-        shared_with_next=shared if by_prefix else None,
-        num_prompt_tokens=sum(lengths),
-        hit_ceiling=sum(hits) * block_size,
-        num_blocks_needed=_num_blocks_needed(blocks, hits, max_num_seqs),
+        depth_first=depth_first,
+        order=visited,
+        shared_with_next=shared_with_next,
+        seen=seen,
+        num_prompt_tokens=int(lengths.sum()),
+        num_unique_tokens=int(lengths.sum() - lexicographic.shared.sum()),
+        hit_ceiling=hit_ceiling(lengths, before, block_size) if share else 0,
+        ceilings={size: hit_ceiling(lengths, before, size) for size in BLOCK_SIZES},
+        tail_waste={size: tail_waste(lengths, longest[lexicographic.positions], size) for size in BLOCK_SIZES},
+        num_blocks_needed=num_blocks_needed(
+            tokens.lengths(visited),
+            longest[visited],
+            seen,
+            shared_with_next,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            share=share,
+        ),
     )
-
-
-def _hit_blocks(lengths: Sequence[int], shared: Sequence[int], block_size: int) -> list[int]:
-    """Full blocks each row of a depth-first order finds in the cache.
-
-    In that order a row shares most with the row just before it. Its last token must be computed, so a full last block
-    is not found. Summed up this is: over the nodes of the prefix tree (rows through it - max(1, rows that end exactly
-    on it)), because rows that end on a border come first.
-    """
-    before = [0, *shared][:-1]
-    return [min(s // block_size, (length - 1) // block_size) for s, length in zip(before, lengths, strict=True)]
-
-
-def _num_blocks_needed(blocks: Sequence[int], hits: Sequence[int], max_num_seqs: int) -> int:
-    """An upper bound: all distinct blocks of the job, or the largest rows at once and one path for the next."""
-    distinct = sum(blocks) - sum(hits)
-    largest = sorted(blocks, reverse=True)
-    return min(distinct, sum(largest[:max_num_seqs]) + largest[0]) if largest else 0

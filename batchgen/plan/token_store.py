@@ -1,6 +1,7 @@
-"""TokenStore: the token ids of every prompt, on disk and mapped. Knows rows by number only.
+"""Token ids of every prompt, one after the other: in memory for a few, in a mapped file for a whole job.
 
-One flat file of int32 ids; an int64 offset and an int64 row index a prompt stay in memory (16 bytes a prompt).
+Knows prompts by position only. One flat array of int32 ids and one int64 offset a prompt; of a TokenStore only the
+offsets are in anonymous memory (8 bytes a prompt).
 """
 
 from __future__ import annotations
@@ -8,46 +9,65 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 TokenIds = npt.NDArray[np.int32]
+Positions = npt.NDArray[np.int64]
+Lengths = npt.NDArray[np.int32]
 
 
-class TokenLists(Protocol):
-    """Prompts by position: a TokenStore, or a list."""
+class PackedTokens:
+    """Prompts by position: `tokens[3]` is a view of `ids`, which ends where `offsets[4]` says."""
 
-    def __len__(self) -> int: ...
+    def __init__(self, ids: TokenIds, offsets: Positions) -> None:
+        self.ids = ids
+        self.offsets = offsets  # [number of prompts + 1]
 
-    def __getitem__(self, position: int, /) -> TokenIds: ...
+    @classmethod
+    def pack(cls, prompts: Sequence[npt.ArrayLike]) -> Self:
+        """A copy of a few prompts, in memory."""
+        arrays = [np.empty(0, np.int32), *(np.asarray(prompt, np.int32) for prompt in prompts)]
+        return cls(np.concatenate(arrays), np.cumsum([len(ids) for ids in arrays]))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, position: int) -> TokenIds:
+        return self.ids[self.offsets[position] : self.offsets[position + 1]]
+
+    def lengths(self, positions: Positions) -> Lengths:
+        """Tokens of each of these prompts."""
+        return (self.offsets[positions + 1] - self.offsets[positions]).astype(np.int32)
 
 
-class TokenStore:
-    """Append prompts, then `seal()`, then read them by position: `store[3]` is a view of the mapped file."""
+class TokenStore(PackedTokens):
+    """PackedTokens in a file: append prompts, then `seal()`, then read. Until it is sealed it looks empty."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__(np.empty(0, np.int32), np.zeros(1, np.int64))
         self._path = path
         self._file = path.open("wb")
-        self._offsets = array("q", [0])
-        self._ids: TokenIds = np.empty(0, np.int32)
+        self._ends = array("q", [0])
 
-    def append(self, token_ids: Sequence[int]) -> int:
-        """Store one prompt; returns its position."""
-        np.asarray(token_ids, np.int32).tofile(self._file)
-        self._offsets.append(self._offsets[-1] + len(token_ids))
-        return len(self._offsets) - 2
+    def append(self, token_ids: Sequence[int]) -> None:
+        """Store one prompt behind the others."""
+        self._file.write(np.asarray(token_ids, np.int32).data)
+        self._ends.append(self._ends[-1] + len(token_ids))
+
+    def extend(self, token_ids: npt.ArrayLike, lengths: npt.ArrayLike) -> None:
+        """Store many prompts: `token_ids` [sum of lengths], one prompt after the other, and the tokens of each."""
+        ids, ends = np.asarray(token_ids, np.int32), np.cumsum(lengths, dtype=np.int64)
+        assert len(ids) == (ends[-1] if len(ends) else 0), "the lengths do not add up to the tokens"
+        self._file.write(np.ascontiguousarray(ids).data)
+        self._ends.frombytes((ends + self._ends[-1]).tobytes())
 
     def seal(self) -> None:
         """No more prompts; they can be read from now on."""
         self._file.close()
-        if self._offsets[-1]:
+        self.offsets = np.frombuffer(self._ends, np.int64)
+        if self.offsets[-1]:
             # A plain view of the map: slicing `np.memmap` itself costs ten times as much.
-            self._ids = np.memmap(self._path, np.int32, mode="r").view(np.ndarray)
-
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    def __getitem__(self, position: int) -> TokenIds:
-        return self._ids[self._offsets[position] : self._offsets[position + 1]]
+            self.ids = np.memmap(self._path, np.int32, mode="r").view(np.ndarray)

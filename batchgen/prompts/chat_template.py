@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from batchgen.errors import ModelError, RowError
+from batchgen.errors import ModelError, TemplateError
 from batchgen.prompts.messages import Message
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ class ChatTemplate:
         self.source = _source(tokenizer)
 
     def render(self, messages: list[Message]) -> str:
-        """The chat as text, with the generation prompt at its end; RowError with the words of the template."""
+        """The chat as text, with the generation prompt at its end; TemplateError with the words of the template."""
         try:
             with self._clock_standing_still():
                 rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template is a program of the model's; whatever it raises is about this row
-            raise RowError(f"the model's chat template: {error}") from error
+            raise TemplateError(f"the model's chat template: {error}") from error
         assert isinstance(rendered, str)
         return rendered
 

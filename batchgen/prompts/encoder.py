@@ -49,7 +49,10 @@ class PromptEncoder:
         self._where = "input.template" if column is None else f"column {column!r}"
 
     def encode(self, row: Row) -> list[int]:
-        """The prompt's token ids, at least one; RowError, naming the row's place and column, where it has none."""
+        """The prompt's token ids, at least one; RowError, naming the row's place and column, where it has none.
+
+        A TemplateError where it was a template that refused the row.
+        """
         assert row.error is None, "a row that could not be read has no prompt"
         with _naming(row.place):
             token_ids = self._encode(row.values)
@@ -101,4 +104,4 @@ def _naming(where: str) -> Iterator[None]:
     try:
         yield
     except RowError as error:
-        raise RowError(f"{where}: {error}") from error.__cause__
+        raise type(error)(f"{where}: {error}") from error.__cause__

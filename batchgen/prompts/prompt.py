@@ -1,10 +1,14 @@
-"""Prompt: the second of a row's four forms, and the key that its random draws depend on. Knows no tokenizer."""
+"""Prompts: the second of a row's four forms, and the key that its random draws depend on. Knows no tokenizer."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from batchgen.io.rows import Row
@@ -13,42 +17,61 @@ KEY_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """A row as the model reads it."""
+class BadRow:
+    """A row that has no prompt, or none that can be run."""
 
-    row_index: int
-    token_ids: list[int]  # not empty, each within the model's vocabulary
-    key: bytes  # KEY_BYTES long, see `row_key`
+    index: int
+    error: str
+    num_tokens: int | None = None  # of a prompt that is too long
+    by_template: bool = False  # a template refused the row
 
 
-def row_key(row_index: int, id_value: Any, occurrence: int = 0) -> bytes:
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompts:
+    """Consecutive rows as the model reads them."""
+
+    token_ids: npt.NDArray[np.int32]  # of one prompt after the other, each id within the model's vocabulary
+    lengths: npt.NDArray[np.int64]  # tokens of each row's prompt; 0: a bad row
+    bad: Sequence[BadRow] = ()
+
+
+def row_key(row_index: int, id_value: Any) -> bytes:
     """What a row is known by, for its random draws: its id where it has one, else its position.
 
-    Kind, type, value and `occurrence` (how many rows before had the same id) are hashed, so that the ids `1` and
-    `"1"`, a row without an id at position 1, and the second row with the id `1` are four different rows.
+    Kind, type and value are hashed, so that the ids `1` and `"1"` and a row without an id at position 1 are three
+    different rows.
     """
     kind, value = (b"index", row_index) if id_value is None else (b"id", id_value)
     text = value if isinstance(value, str) else repr(value)
-    head = f"{type(value).__name__}\0{occurrence}\0".encode()
+    head = f"{type(value).__name__}\0".encode()
     return blake2b(head + text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES, person=kind).digest()
 
 
+def repeated_key(key: bytes, occurrence: int) -> bytes:
+    """The key of a row with the id of `occurrence` rows before it, which is at least one."""
+    return blake2b(key, digest_size=KEY_BYTES, person=b"repeated", salt=occurrence.to_bytes(8, "little")).digest()
+
+
 class RowKeys:
-    """Gives every row of a job its key, in input order, and counts the ids that come again.
+    """The keys of all rows of a job, in input order. 16 bytes a row."""
 
-    Memory: one 16-byte digest in a dict, about 140 bytes, a row with an id; nothing for a row without one.
-    """
-
-    def __init__(self, id_column: str | None) -> None:
+    def __init__(self, id_column: str) -> None:
         self._id_column = id_column
-        self._first_key_to_count: dict[bytes, int] = {}
+        self._keys = bytearray()
 
-    def next(self, row: Row) -> bytes:
-        """The key of the next row."""
-        id_value = None if self._id_column is None else row.values.get(self._id_column)
-        key = row_key(row.index, id_value)
-        if id_value is None:
-            return key
-        occurrence = self._first_key_to_count.get(key, 0)
-        self._first_key_to_count[key] = occurrence + 1
-        return key if occurrence == 0 else row_key(row.index, id_value, occurrence)
+    def add(self, row: Row) -> bytes:
+        """The key of the next row, if no row before has the same id: that is found out at the end."""
+        key = row_key(row.index, row.values.get(self._id_column))
+        self._keys += key
+        return key
+
+    def repeated(self) -> Iterator[tuple[int, bytes]]:
+        """Index and key of every row whose id was there before: the key that `add` gave is that of the first one."""
+        halves = np.frombuffer(self._keys, np.uint64).reshape(-1, 2)
+        by_key = np.lexsort(halves.T)  # stable: rows with one id stay in input order
+        is_new = np.append(True, (halves[by_key[1:]] != halves[by_key[:-1]]).any(axis=1))[: len(halves)]
+        starts = np.flatnonzero(is_new)
+        for place in np.flatnonzero(~is_new).tolist():
+            occurrence = place - int(starts[np.searchsorted(starts, place) - 1])
+            index = int(by_key[place])
+            yield index, repeated_key(halves[index].tobytes(), occurrence)

@@ -61,7 +61,7 @@ class TextEncoder:
             literal = segment.translate(literals) if literals else segment
             # Nothing stands before the first segment, so that it is encoded as the beginning that it is.
             segment_ids = self._cached(literal) if position == 0 else encode_segment(literal)
-            if not forbidden.isdisjoint(segment_ids):
+            if forbidden and not forbidden.isdisjoint(segment_ids):
                 raise RowError(f"this tokenizer makes a control token of the ordinary text {_list(literals)}")
             ids += segment_ids
             if control_id is not None:

@@ -12,6 +12,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from batchgen.stats.prompt_tokens import PromptTokens
+from batchgen.stats.slowest_rows import RowTime, SlowestRows
 from batchgen.stats.step_log import StepLog, StepStats
 
 
@@ -40,10 +41,12 @@ class RunStats:
     decode_seconds: float = 0.0
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
+    num_sampled_tokens: int = 0  # of rows still running too
     num_preemptions: int = 0
     num_waiting_steps: int = 0  # steps in which the pool, not the budget, held a row back
     num_reservation_steps: int = 0  # of those: only the room kept for expected output held it back
     num_refused_though_free: int = 0  # external fragmentation; must stay 0
+    num_held_back: int = 0  # rows that the pool alone kept from running, summed over steps
 
     # Summed over steps, for means over time.
     num_used_slots: int = 0
@@ -57,6 +60,7 @@ class RunStats:
     log: StepLog = field(default_factory=StepLog)
     last_step: StepStats | None = None  # for the progress bar
     row_ends: array[float] = field(default_factory=lambda: array("f"))  # seconds since the start, as rows ended
+    slowest: SlowestRows = field(default_factory=SlowestRows)
 
     def observe_prompt(self, origin: PromptTokens, group: int | None) -> None:
         """A row was admitted for the first time."""
@@ -69,11 +73,12 @@ class RunStats:
         """A preempted row was admitted again, and so many tokens are computed a second time."""
         self.num_recomputed_tokens += num_tokens
 
-    def observe_end(self, num_output_tokens: int, group: int | None, seconds: float) -> None:
+    def observe_end(self, row: RowTime, group: int | None, seconds: float) -> None:
         """A row ended, so many seconds after the start of the run."""
-        self.num_output_tokens += num_output_tokens
-        self.groups[group].num_output_tokens += num_output_tokens
+        self.num_output_tokens += row.num_output_tokens
+        self.groups[group].num_output_tokens += row.num_output_tokens
         self.row_ends.append(seconds)
+        self.slowest.observe(row)
 
     def observe_step(self, step: StepStats, seconds: float) -> None:
         """A step ended, so many seconds after the start of the run."""
@@ -84,10 +89,12 @@ class RunStats:
         self.decode_seconds += step.seconds * (1 - prefill_share)
         self.num_prefill_tokens += step.num_prefill_tokens
         self.num_decode_tokens += step.num_decode_tokens
+        self.num_sampled_tokens += step.num_sampled_tokens
         self.num_preemptions += step.num_preempted
         self.num_waiting_steps += step.waits_for_blocks
         self.num_reservation_steps += step.waits_for_reservation
         self.num_refused_though_free += step.num_refused_though_free
+        self.num_held_back += step.num_held_back
         self.peak_used_blocks = max(self.peak_used_blocks, step.num_used_blocks)
         self.peak_running = max(self.peak_running, step.num_running)
         self._observe_slots(step)
@@ -119,6 +126,16 @@ class RunStats:
     def empty_slots_per_row(self) -> float | None:
         """Mean over time of the slots that a running row holds and does not fill."""
         return ratio(self.num_empty_slots, self.num_running)
+
+    @property
+    def mean_running(self) -> float | None:
+        """Mean over steps of the rows that ran at once."""
+        return ratio(self.num_running, self.num_steps)
+
+    @property
+    def held_back_share(self) -> float | None:
+        """Of the rows that could have run at once, the share that the pool kept waiting; mean over steps."""
+        return ratio(self.num_held_back, self.num_running + self.num_held_back)
 
     @property
     def sharing(self) -> float | None:

@@ -7,13 +7,26 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from textwrap import fill
+from typing import Any, get_args
 
 from batchgen.request_output import FinishReason, RequestOutput
 from batchgen.stats.counters import RunStats, ratio
+from batchgen.stats.diagnosis import Finding, diagnose, in_words
+from batchgen.stats.slowest_rows import RowTime
+from batchgen.stats.stopwatch import Part
+from batchgen.stats.words import percent, rate, unbroken
 
 SCHEMA_VERSION = 1
+
+# The keys of the mappings of a report: fixed, since each is a column.
+SECONDS = (*get_args(Part), "prefill", "decode", "total")
+CEILING_BLOCK_SIZES = (8, 16, 32, 64, 128)
+ENVIRONMENT = ("batchgen", "torch", "transformers", "python", "device", "dtype")
+
+_TABLE_WIDTH = 120
 
 
 @dataclass(slots=True)
@@ -77,6 +90,8 @@ class RunReport:
     num_unique_tokens: int
     ceilings: Mapping[int, int]  # block size -> hit ceiling
     # KV memory
+    visiting_order: str  # "prefix" | "input"
+    num_groups: int  # prefix groups that had a row
     block_size: int
     num_blocks: int
     pool_reason: str  # what decided the number of blocks
@@ -89,9 +104,11 @@ class RunReport:
     sharing: float | None
     # pressure
     num_steps: int
-    num_waiting_steps: int
-    num_reservation_steps: int
+    num_waiting_steps: int  # in which the pool held a row back
+    num_reservation_steps: int  # of those: only the room kept for expected output did
+    held_back_share: float | None  # of the rows that could have run at once, mean over steps
     num_preemptions: int
+    mean_running: float | None
     peak_running: int
     # speed
     num_output_tokens: int
@@ -102,7 +119,21 @@ class RunReport:
     computed_tokens_per_second: float | None
     seconds: Mapping[str, float]  # by part, and "total"; prefill and decode are parts of "run"
     tail_share: float | None  # of the run's time, for the last 5 % of the rows to end
+    slowest_rows: Sequence[RowTime]  # slowest first
+    findings: Sequence[Finding]  # what cost this job; empty when nothing did
     environment: Mapping[str, str]
+
+    @classmethod
+    def from_json(cls, text: str) -> RunReport:
+        """Read the content of `report.json`. Raises ValueError if it is none, or one of another version."""
+        values = json.loads(text)
+        version = values.get("schema_version") if isinstance(values, dict) else None
+        if version != SCHEMA_VERSION:
+            raise ValueError(f"schema_version is {version}, this batchgen reads {SCHEMA_VERSION}")
+        try:
+            return cls(**{**values, **_revived(values)})
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"not the fields of a report: {error}") from error
 
     @property
     def exit_code(self) -> int:
@@ -133,8 +164,23 @@ class RunReport:
         if self.errors:
             error, count = next(iter(self.errors.items()))
             lines["most common error"] = f"{error} ({count:,} rows)"
-        width = max(map(len, lines))
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in lines.items())
+        width = max(map(len, lines)) + 2
+        indent = " " * width
+        diagnosis = [
+            fill(unbroken(line), _TABLE_WIDTH, initial_indent=indent, subsequent_indent=indent).replace("\u00a0", " ")
+            for line in in_words(self.findings)
+        ]
+        table = [f"{name:<{width}}{value}" for name, value in lines.items()]
+        return "\n".join([*table, f"{'diagnosis':<{width}}{diagnosis[0].lstrip()}", *diagnosis[1:]])
+
+
+def _revived(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What JSON does not keep: keys that are numbers, and our own types."""
+    return {
+        "ceilings": {int(size): tokens for size, tokens in values["ceilings"].items()},
+        "slowest_rows": [RowTime(**row) for row in values["slowest_rows"]],
+        "findings": [Finding(**finding) for finding in values["findings"]],
+    }
 
 
 def make_report(
@@ -143,14 +189,16 @@ def make_report(
     planned: PlannedFigures,
     *,
     started: str,
+    visiting_order: str,
     seconds: Mapping[str, float],
     environment: Mapping[str, str],
 ) -> RunReport:
     """Put a run's counters together. `seconds` has the parts of the run; those of the steps are added."""
     prompt, run_seconds = stats.prompt, seconds.get("run", 0.0)
     assert prompt.total == prompt.hit + sum(prompt.misses.values())
+    assert environment.keys() == set(ENVIRONMENT)
     total = seconds["total"]
-    return RunReport(
+    report = RunReport(
         schema_version=SCHEMA_VERSION,
         started=started,
         num_rows=rows.num_ok + rows.num_failed,
@@ -167,6 +215,8 @@ def make_report(
         hit_efficiency=(prompt.hit / planned.hit_ceiling if planned.hit_ceiling else 1.0) if prompt.total else None,
         num_unique_tokens=planned.num_unique_tokens,
         ceilings=dict(planned.ceilings),
+        visiting_order=visiting_order,
+        num_groups=sum(group is not None for group in stats.groups),
         block_size=stats.block_size,
         num_blocks=planned.num_blocks,
         pool_reason=planned.pool_reason,
@@ -180,7 +230,9 @@ def make_report(
         num_steps=stats.num_steps,
         num_waiting_steps=stats.num_waiting_steps,
         num_reservation_steps=stats.num_reservation_steps,
+        held_back_share=stats.held_back_share,
         num_preemptions=stats.num_preemptions,
+        mean_running=stats.mean_running,
         peak_running=stats.peak_running,
         num_output_tokens=stats.num_output_tokens,
         num_prefill_tokens=stats.num_prefill_tokens,
@@ -195,15 +247,8 @@ def make_report(
             "total": total,
         },
         tail_share=stats.tail_share(),
+        slowest_rows=stats.slowest.rows(),
+        findings=[],
         environment=dict(environment),
     )
-
-
-def percent(share: float | None) -> str:
-    """For people; "-" where there is no figure."""
-    return "-" if share is None else f"{100 * share:.1f} %"
-
-
-def rate(tokens_per_second: float | None) -> str:
-    """For people; "-" where there is no figure."""
-    return "-" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
+    return replace(report, findings=diagnose(report))

@@ -25,6 +25,7 @@ class StepStats:
     num_preempted: int
     waits_for_blocks: bool  # the pool held a row back
     waits_for_reservation: bool  # of those: its prompt would have fitted, its expected output not
+    num_held_back: int  # rows that could have run beside the others had the pool been larger
     num_refused_though_free: int  # allocations refused while enough blocks were free; must be 0
 
 

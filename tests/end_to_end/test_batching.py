@@ -114,12 +114,12 @@ def test_other_settings_give_the_same_completions(run_tiny: TinyRunner, engine: 
 
 @pytest.mark.parametrize(("order", "prefix_cache"), [*itertools.product(("prefix", "input"), (True, False))])
 def test_preemption_is_invisible(run_tiny: TinyRunner, order: str, prefix_cache: bool) -> None:
-    """14 blocks hold the longest row (220 tokens) and no second one; that rows grow at all is not expected."""
-    result = run(run_tiny, num_blocks=14, expected_tokens=1, order=order, prefix_cache=prefix_cache)
+    """16 blocks hold the longest row (220 tokens, 14 blocks) and little beside it; growth is not expected."""
+    result = run(run_tiny, num_blocks=16, expected_tokens=1, order=order, prefix_cache=prefix_cache)
     assert result.completions == one_by_one("16/4/2")
     assert result.report["num_preemptions"] >= 1
     assert result.report["num_recomputed_tokens"] >= 1
-    assert result.report["peak_used_blocks"] <= 14
+    assert result.report["peak_used_blocks"] <= 16
 
 
 def test_cached_tokens_of_the_rows_are_the_hits_of_the_report(run_tiny: TinyRunner) -> None:

@@ -96,7 +96,8 @@ def test_json_lines_come_back_with_the_types_of_their_values(run_tiny: TinyRunne
 
 def test_folder_holds_what_is_declared_and_no_state(finished: Result) -> None:
     names = sorted(path.name for path in finished.folder.iterdir())
-    assert names == ["_SUCCESS", "completions", "job.yaml", "report.json"]
+    assert names == ["_SUCCESS", "completions", "job.yaml", "report.html", "report.json", "stats"]
+    assert sorted(path.stem for path in (finished.folder / "stats").iterdir()) == ["groups", "job", "steps"]
     assert [path.name for path in (finished.folder / "completions").iterdir()] == ["part-00000.parquet"]
 
 

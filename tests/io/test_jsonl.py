@@ -214,3 +214,11 @@ def test_good_line_between_garbage_is_read_and_all_can_be_written(before: bytes,
         batches = list(input.read_batches())
         assert sum(batch.num_rows for batch in batches) == len(rows)
         pq.write_table(pa.Table.from_batches(batches).append_column("n", pa.array(range(len(rows)))), f"{folder}/x")
+
+
+def test_batches_hold_the_same_rows(tmp_path: Path) -> None:
+    input = open_lines(tmp_path, b'{"prompt":"note a"}\n' * 1_500)
+    batches = list(input.read_row_batches())
+    assert [len(batch) for batch in batches] == [1_024, 476]
+    assert [row for batch in batches for row in batch.rows()] == list(input.read_rows())
+    assert batches[0].column("prompt") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,36 @@ def test_no_rows(tmp_path: Path) -> None:
     input = open_table(tmp_path, {"prompt": pa.array([], pa.string())})
     assert list(input.read_rows()) == []
     assert carried(input).schema.names == ["prompt"]
+
+
+def test_batches_hold_the_same_rows(tmp_path: Path) -> None:
+    input = open_table(tmp_path, {"id": [*range(600)], "prompt": ["note a"] * 600}, id="id")
+    batches = list(input.read_row_batches())
+    assert [len(batch) for batch in batches] == [256, 256, 88]
+    assert [row for batch in batches for row in batch.rows()] == list(input.read_rows())
+
+
+def test_batch_can_leave_a_column_to_arrow(tmp_path: Path) -> None:
+    input = open_table(tmp_path, {"id": [7], "ids": pa.array([[1, 2]])}, id="id", token_ids="ids")
+    [batch] = input.read_row_batches()
+    assert [row.values for row in batch.rows(without="ids")] == [{"id": 7}]
+    column = batch.column("ids")
+    assert column is not None
+    assert column.to_pylist() == [[1, 2]]
+
+
+def test_limit_holds_over_files_and_batches(tmp_path: Path) -> None:
+    for number in range(3):
+        pq.write_table(pa.table({"prompt": ["note a"] * 300}), tmp_path / f"{number}.parquet")
+    input = open_folder(tmp_path, limit=556)
+    assert [len(batch) for batch in input.read_row_batches()] == [256, 44, 256]
+    assert [row.place for row in input.read_rows()][-1] == "1.parquet row 256"
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    schema = pa.schema({"prompt": pa.string(), "noise": pa.binary()})
+    with pq.ParquetWriter(tmp_path / "data.parquet", schema, use_dictionary=False, compression="none") as writer:
+        for _ in range(40):  # row groups of 1 MiB
+            writer.write_table(pa.table([["note a"], [os.urandom(1 << 20)]], schema))
+    input, before = open_folder(tmp_path), pa.total_allocated_bytes()
+    assert max(pa.total_allocated_bytes() - before for _ in input.read_row_batches()) < 20 << 20

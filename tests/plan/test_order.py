@@ -1,68 +1,124 @@
-"""The visiting order, on short texts with blocks of 4 tokens."""
+"""Lexicographic order and visiting order, on short texts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.plan.order import prefix_order, shared_length, shared_with_next
+from batchgen.plan.order import Order, lexicographic_order, visiting_order
+from batchgen.plan.token_store import PackedTokens
+from tests.plan.texts import common, forests, pack, shared_with_next
 
 SIZE = 4
+texts_of_two_letters = st.lists(st.text("ab", min_size=1, max_size=14), max_size=30)
 
 
-def tokens(text: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+def lexicographic(texts: Sequence[str]) -> Order:
+    return lexicographic_order(pack(texts), range(len(texts)))
 
 
-def order_of(texts: list[str], max_tokens: list[int] | None = None) -> list[str]:
-    prompts = [tokens(text) for text in texts]
-    order = prefix_order(prompts, range(len(texts)), max_tokens or [8] * len(texts), SIZE)
-    return [texts[row] for row in order]
+def visited(texts: Sequence[str], max_tokens: Sequence[int]) -> list[str]:
+    order = visiting_order(lexicographic(texts), pack(texts), max_tokens, SIZE)
+    return [texts[row] for row in order.positions]
 
 
-def test_rows_that_share_blocks_are_neighbours() -> None:
-    assert order_of(["aaaa1", "bbbb1", "aaaa2", "bbbb2"]) == ["aaaa1", "aaaa2", "bbbb1", "bbbb2"]
+def check_depth_first(texts: Sequence[str], order: Order, size: int) -> None:
+    """The rows below every node of the block prefix tree are neighbours, one that ends on it before the others."""
+    for stop in range(size, max(map(len, texts), default=0) + 1, size):
+        for node in {text[:stop] for text in texts if len(text) >= stop}:
+            places = [place for place, row in enumerate(order.positions) if texts[row][:stop] == node]
+            assert places == list(range(places[0], places[-1] + 1))
+            if node in texts:
+                assert texts[order.positions[places[0]]] == node
 
 
-def test_groups_come_in_the_order_of_their_first_row() -> None:
-    assert order_of(["bbbb1", "aaaa1", "bbbb2"]) == ["bbbb1", "bbbb2", "aaaa1"]
+def test_a_prompt_comes_before_its_extensions() -> None:
+    assert lexicographic(["ab", "abc", "a", "aa"]).positions.tolist() == [2, 3, 0, 1]
 
 
-def test_a_row_that_ends_on_the_border_comes_before_those_that_go_on() -> None:
-    assert order_of(["aaaab", "aaaabbbb", "aaaa"]) == ["aaaa", "aaaab", "aaaabbbb"]
+def test_equal_prompts_stay_in_input_order() -> None:
+    assert lexicographic(["b", "a", "b", "a", "b"]).positions.tolist() == [1, 3, 0, 2, 4]
 
 
-def test_the_longest_expected_output_comes_first_among_equals() -> None:
-    assert order_of(["aaaa1", "aaaa2", "aaaa3"], [4, 9, 4]) == ["aaaa2", "aaaa1", "aaaa3"]
+def test_large_and_small_token_ids_compare_as_numbers() -> None:
+    tokens = PackedTokens.pack([[2**31 - 1], [0], [256], [255], [65536]])
+    assert lexicographic_order(tokens, range(5)).positions.tolist() == [1, 3, 2, 4, 0]
 
 
-def test_nested_groups_stay_together() -> None:
-    texts = ["aaaabbbb1", "aaaacccc1", "aaaabbbb2", "aaaacccc2"]
-    assert order_of(texts) == ["aaaabbbb1", "aaaabbbb2", "aaaacccc1", "aaaacccc2"]
+def test_only_the_positions_asked_for_are_ordered() -> None:
+    order = lexicographic_order(pack(["c", "x", "ab", "x", "aa"]), [0, 2, 4])
+    assert order.positions.tolist() == [4, 2, 0]
+    assert order.shared.tolist() == [1, 0, 0]
 
 
-def test_shared_length_is_counted_in_tokens() -> None:
-    assert shared_length(tokens("abcd"), tokens("abxd")) == 2
-    assert shared_length(tokens("abc"), tokens("abcdef")) == 3
-    assert shared_length(tokens(""), tokens("a")) == 0
+@pytest.mark.parametrize("prompts", [[], [[]], [[], []]])
+def test_nothing_to_compare(prompts: list[list[int]]) -> None:
+    order = lexicographic_order(PackedTokens.pack(prompts), range(len(prompts)))
+    assert order.positions.tolist() == list(range(len(prompts)))
 
 
-def test_shared_with_next_ends_with_nothing() -> None:
-    assert shared_with_next([tokens("aab"), tokens("aac"), tokens("b")], [0, 1, 2]) == [2, 0, 0]
-    assert shared_with_next([], []) == []
+@settings(max_examples=300, deadline=None)
+@given(forests | texts_of_two_letters)
+def test_it_is_the_order_of_the_token_sequences(texts: list[str]) -> None:
+    order = lexicographic(texts)
+    assert order.positions.tolist() == sorted(range(len(texts)), key=lambda row: (texts[row], row))
+    assert order.shared.tolist() == shared_with_next(sorted(texts))
+    assert order.shared_with_before.tolist() == ([0, *order.shared.tolist()])[: len(texts)]
+
+
+def test_long_prompts_that_part_late() -> None:
+    generator = np.random.default_rng(0)
+    start = generator.integers(0, 9, 500).tolist()
+    prompts = [start[: generator.integers(1, 500)] + generator.integers(0, 9, 3).tolist() for _ in range(300)]
+    order = lexicographic_order(PackedTokens.pack(prompts), range(300))
+    assert [prompts[row] for row in order.positions] == sorted(prompts)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.text("ab", min_size=1, max_size=14), max_size=30), st.sampled_from([1, 2, 3, 4]))
-def test_the_order_is_depth_first(texts: list[str], size: int) -> None:
-    prompts = [tokens(text) for text in texts]
-    order = prefix_order(prompts, range(len(texts)), [1] * len(texts), size)
-    assert sorted(order) == list(range(len(texts)))
-    # Depth-first: the rows below every node of the block prefix tree lie next to each other.
-    for stop in range(size, 15, size):
-        for node in {text[:stop] for text in texts if len(text) >= stop}:
-            places = [place for place, row in enumerate(order) if texts[row][:stop] == node]
-            assert places == list(range(places[0], places[-1] + 1))
-            if node in texts:  # who ends on the border comes first
-                assert texts[order[places[0]]] == node
+@given(texts_of_two_letters)
+def test_it_is_depth_first_at_every_block_size(texts: list[str]) -> None:
+    for size in (1, 2, 3, 4, 8):
+        check_depth_first(texts, lexicographic(texts), size)
+
+
+def test_the_longest_expected_output_comes_first_among_rows_with_the_same_blocks() -> None:
+    assert visited(["aaaa1", "aaaa2", "aaaa3"], [4, 9, 4]) == ["aaaa2", "aaaa1", "aaaa3"]
+
+
+def test_a_row_that_ends_on_the_border_comes_first_all_the_same() -> None:
+    assert visited(["aaaa", "aaaab"], [1, 9]) == ["aaaa", "aaaab"]
+
+
+def test_rows_with_other_blocks_do_not_move() -> None:
+    assert visited(["aaaa1", "bbbb1"], [1, 9]) == ["aaaa1", "bbbb1"]
+
+
+def test_rows_between_which_another_chain_lies_do_not_move() -> None:
+    assert visited(["aaaab", "aaaabbbbb", "aaaac"], [1, 5, 9]) == ["aaaab", "aaaabbbbb", "aaaac"]
+
+
+def test_equal_outputs_leave_the_order_itself() -> None:
+    order = lexicographic(["aaaa2", "aaaa1"])
+    assert visiting_order(order, pack(["aaaa2", "aaaa1"]), [7, 7], SIZE) is order
+
+
+@settings(max_examples=300, deadline=None)
+@given(forests | texts_of_two_letters, st.data(), st.sampled_from([1, 2, 3, 4, 8]))
+def test_a_visiting_order_is_depth_first_and_knows_its_neighbours(
+    texts: list[str], data: st.DataObject, size: int
+) -> None:
+    max_tokens = data.draw(st.lists(st.integers(1, 3), min_size=len(texts), max_size=len(texts)))
+    order = visiting_order(lexicographic(texts), pack(texts), max_tokens, size)
+    assert sorted(order.positions.tolist()) == list(range(len(texts)))
+    check_depth_first(texts, order, size)
+    rows = [texts[row] for row in order.positions]
+    assert order.shared.tolist() == shared_with_next(rows)
+    for place in range(len(rows) - 1):
+        a, b = rows[place], rows[place + 1]
+        chain = len(a) // size * size
+        if common(a, b) >= chain == len(b) // size * size and (len(a) > chain) == (len(b) > chain):
+            assert max_tokens[order.positions[place]] >= max_tokens[order.positions[place + 1]]

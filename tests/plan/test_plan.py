@@ -5,28 +5,58 @@ from __future__ import annotations
 import numpy as np
 
 from batchgen.plan.plan import Plan, make_plan
+from batchgen.plan.token_store import PackedTokens
+from tests.plan.texts import pack
 
 TEXTS = ["aaaabbbb1", "cccc", "aaaabbbb2", "aaaa"]
 
 
 def plan_of(*, by_prefix: bool = True, share: bool = True, max_num_seqs: int = 4) -> Plan:
-    prompts = [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in TEXTS]
     return make_plan(
-        prompts, range(4), [4] * 4, block_size=4, max_num_seqs=max_num_seqs, by_prefix=by_prefix, share=share
+        pack(TEXTS), range(4), [4] * 4, block_size=4, max_num_seqs=max_num_seqs, by_prefix=by_prefix, share=share
     )
 
 
+def test_rows_are_visited_by_prefix_and_know_their_neighbours() -> None:
+    plan = plan_of()
+    assert plan.order.tolist() == [3, 0, 2, 1]
+    assert plan.shared_with_next is not None
+    assert plan.shared_with_next.tolist() == [4, 8, 0, 0]
+    assert plan.seen.tolist() == [0, 4, 8, 0]
+
+
+def test_tokens_and_what_of_them_is_unique() -> None:
+    plan = plan_of()
+    assert (plan.num_prompt_tokens, plan.num_unique_tokens) == (26, 14)  # aaaa bbbb 1 2 cccc
+
+
 def test_hit_ceiling_is_the_shared_full_blocks() -> None:
-    # "aaaa" is computed by the row that ends on it and taken by two, "bbbb" computed by one and taken by one.
     assert plan_of().hit_ceiling == 12
     assert plan_of(share=False).hit_ceiling == 0
 
 
+def test_other_block_sizes_are_known_with_or_without_a_cache() -> None:
+    for plan in (plan_of(), plan_of(share=False)):
+        assert plan.ceilings == {8: 8, 16: 0, 32: 0, 64: 0, 128: 0}
+        # Rows store 12, 7, 12 and 7 tokens.
+        assert plan.tail_waste == {8: 4 + 1 + 4 + 1, 16: 26, 32: 90, 64: 218, 128: 474}
+
+
 def test_input_order_has_the_same_ceiling_and_no_known_future() -> None:
     plan = plan_of(by_prefix=False)
-    assert plan.order == [0, 1, 2, 3]
+    assert plan.order.tolist() == [0, 1, 2, 3]
     assert plan.shared_with_next is None
+    assert plan.seen.tolist() == [0, 0, 8, 4]
     assert plan.hit_ceiling == 12
+    assert plan.depth_first.positions.tolist() == [3, 0, 2, 1]
+
+
+def test_what_was_seen_is_right_where_long_outputs_go_first() -> None:
+    plan = make_plan(
+        pack(["aaaa11", "aaaa1", "aaaa2"]), range(3), [1, 9, 8], block_size=4, max_num_seqs=1, by_prefix=True
+    )
+    assert plan.order.tolist() == [1, 2, 0]
+    assert plan.seen.tolist() == [0, 4, 5]  # the last one shares most with the first
 
 
 def test_blocks_needed_are_the_distinct_blocks_of_the_job() -> None:
@@ -35,10 +65,15 @@ def test_blocks_needed_are_the_distinct_blocks_of_the_job() -> None:
     assert plan_of(share=False).num_blocks_needed == 10
 
 
+def test_in_input_order_a_row_that_ends_on_a_border_computes_its_last_block_again() -> None:
+    assert plan_of(by_prefix=False).num_blocks_needed == 8  # "aaaa" comes when its block is there
+
+
 def test_blocks_needed_are_limited_by_the_rows_at_once() -> None:
     assert plan_of(max_num_seqs=1).num_blocks_needed == 6  # the largest row and one more path for the next
+    assert plan_of(max_num_seqs=1, share=False).num_blocks_needed == 3  # nothing is kept for the next
 
 
 def test_an_empty_plan_needs_nothing() -> None:
-    plan = make_plan([], [], [], block_size=4, max_num_seqs=1, by_prefix=True)
-    assert (plan.order, plan.hit_ceiling, plan.num_blocks_needed) == ([], 0, 0)
+    plan = make_plan(PackedTokens.pack([]), np.arange(0), [], block_size=4, max_num_seqs=1, by_prefix=True)
+    assert (len(plan.order), plan.hit_ceiling, plan.num_blocks_needed) == (0, 0, 0)

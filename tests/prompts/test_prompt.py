@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from batchgen.io.rows import Row
-from batchgen.prompts.prompt import RowKeys, row_key
+from batchgen.prompts.prompt import RowKeys, repeated_key, row_key
 
 
 def keys(*ids: Any) -> list[bytes]:
     row_keys = RowKeys("id")
-    return [row_keys.next(Row(index, f"line {index}", {"id": value})) for index, value in enumerate(ids)]
+    found = [row_keys.add(Row(index, f"line {index}", {"id": value})) for index, value in enumerate(ids)]
+    for index, key in row_keys.repeated():
+        found[index] = key
+    return found
 
 
 def test_a_key_is_the_same_in_every_process_and_version() -> None:
-    assert row_key(0, "a").hex() == "c62875166e836261157896139e048ab5"
+    assert row_key(0, "a").hex() == "4ca7ffce470f91fdd47b39f1cec06fd4"
 
 
 def test_kind_type_and_value_tell_rows_apart() -> None:
@@ -30,13 +33,22 @@ def test_a_repeated_id_counts_its_occurrences() -> None:
     first, other, second, third = keys("k", "m", "k", "k")
     assert len({first, other, second, third}) == 4
     assert [first, second, third] == keys("k", "k", "k")
-    assert second == row_key(0, "k", 1)
+    assert second == repeated_key(first, 1)
+
+
+def test_repeated_ids_are_found_among_many() -> None:
+    found = keys(*[number % 700 for number in range(1000)])
+    assert found[:700] == [row_key(0, number) for number in range(700)]
+    assert found[700:] == [repeated_key(key, 1) for key in found[:300]]
+
+
+def test_no_rows_have_no_repeated_ids() -> None:
+    assert keys() == []
 
 
 def test_a_row_without_an_id_counts_by_its_position() -> None:
     assert keys("a", None, None)[1:] == [row_key(1, None), row_key(2, None)]
-    assert RowKeys("id").next(Row(3, "line 3", {})) == row_key(3, None)
-    assert RowKeys(None).next(Row(3, "line 3", {"id": "a"})) == row_key(3, None)
+    assert RowKeys("id").add(Row(3, "line 3", {})) == row_key(3, None)
 
 
 def test_an_id_with_half_a_surrogate_pair_has_a_key() -> None:

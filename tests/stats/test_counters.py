@@ -8,6 +8,7 @@ import pytest
 
 from batchgen.stats.counters import RunStats
 from batchgen.stats.prompt_tokens import PromptTokens
+from batchgen.stats.slowest_rows import RowTime
 from batchgen.stats.step_log import StepStats
 
 
@@ -27,6 +28,7 @@ def step(used: int, empty: int, **changes: Any) -> StepStats:
         "num_preempted": 0,
         "waits_for_blocks": False,
         "waits_for_reservation": False,
+        "num_held_back": 0,
         "num_refused_though_free": 0,
     }
     return StepStats(**{**values, **changes})
@@ -56,9 +58,10 @@ def test_nothing_ran_means_no_figure() -> None:
         stats.sharing,
         stats.static_reservation_waste,
         stats.hit_rate,
+        stats.held_back_share,
         stats.tail_share(),
     )
-    assert figures == (None,) * 7
+    assert figures == (None,) * 8
 
 
 def test_sharing_is_what_logical_blocks_saved() -> None:
@@ -73,6 +76,14 @@ def test_static_reservation_would_have_left_most_slots_empty() -> None:
     assert stats.static_reservation_waste == 1 - 12 / 64
 
 
+def test_rows_held_back_are_a_share_of_those_that_could_have_run() -> None:
+    stats = make_stats()
+    stats.observe_step(step(used=2, empty=0, num_running=2, num_held_back=2), 1.0)
+    stats.observe_step(step(used=2, empty=0, num_running=4), 2.0)
+    assert stats.held_back_share == 2 / 8
+    assert stats.mean_running == 3.0
+
+
 def test_a_step_is_shared_out_by_its_tokens() -> None:
     stats = make_stats()
     stats.observe_step(step(used=1, empty=0), 1.0)
@@ -83,8 +94,8 @@ def test_groups_and_all_rows_add_up() -> None:
     stats = make_stats()
     stats.observe_prompt(PromptTokens(hit=4, tail=1), group=0)
     stats.observe_prompt(PromptTokens(first=8, tail=1), group=None)
-    stats.observe_end(5, 0, 1.0)
-    stats.observe_end(6, None, 2.0)
+    stats.observe_end(RowTime(1.0, 0, 5), 0, 1.0)
+    stats.observe_end(RowTime(1.0, 1, 6), None, 2.0)
     assert stats.prompt == PromptTokens(hit=4, first=8, tail=2)
     assert stats.hit_rate == 4 / 14
     assert (stats.groups[0].num_rows, stats.groups[0].num_output_tokens) == (1, 5)
@@ -95,5 +106,5 @@ def test_tail_share(ends: list[float], share: float) -> None:
     stats = make_stats()
     stats.observe_prompt(PromptTokens(tail=1), None)
     for end in ends:
-        stats.observe_end(1, None, end)
+        stats.observe_end(RowTime(1.0, 0, 1), None, end)
     assert stats.tail_share() == pytest.approx(share)

@@ -1,0 +1,210 @@
+"""plan_job: what a job would do, without its weights. Writes nothing into the output folder."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+
+from batchgen.engine.expected_tokens import ExpectedTokens
+from batchgen.errors import CapacityError, OutputError
+from batchgen.io.readers import open_input
+from batchgen.job.job_plan import (
+    SCHEMA_VERSION,
+    BadKind,
+    BlockSizeFigures,
+    Difference,
+    JobPlan,
+    MemoryNeed,
+    TimeEstimate,
+)
+from batchgen.job.load import Job
+from batchgen.job.planning import fit_pool, plan_rows
+from batchgen.job.results import max_errors
+from batchgen.job.target import Target, inspect_target
+from batchgen.job.tokenise import TokenisedRows, row_encoder, tokenise
+from batchgen.models.device import available_memory
+from batchgen.models.kv_cache import PoolSize, block_bytes
+from batchgen.models.load import check_weights_fit
+from batchgen.plan.first_difference import first_difference
+from batchgen.plan.groups import GroupSummary, prefix_groups, summarise_groups
+from batchgen.plan.limits import num_hit_blocks
+from batchgen.plan.plan import Plan
+from batchgen.plan.token_store import TokenStore
+from batchgen.request_output import FinishReason, RequestOutput
+from batchgen.stats.artifact import read_report
+from batchgen.stats.report import RowCounts, RunReport
+
+_NUM_KINDS = 5  # of bad rows that are shown
+_TOKENS_BEFORE, _TOKENS_AFTER = 24, 12  # shown around the first difference
+
+
+def plan_job(job: Job, *, tokens_per_second: float | None = None, quiet: bool = False) -> JobPlan:
+    """Tokenise and plan a job, as a run would. `tokens_per_second`: computed tokens, for the estimate of the time.
+
+    Raises a BatchgenError when the job, its input, its model or its tokenizer is refused.
+    """
+    source = open_input(job.spec.input)
+    target = inspect_target(job)
+    encoder = row_encoder(target, job.spec.input, datetime.now())
+    bad_rows = _BadRows()
+    with tempfile.TemporaryDirectory(prefix="batchgen-plan-") as folder:
+        store = TokenStore(Path(folder) / "tokens.bin")
+        rows = tokenise(source, encoder, target, bad_rows, store, quiet=quiet)
+        return _describe(job, target, rows, bad_rows, tokens_per_second)
+
+
+def _describe(
+    job: Job, target: Target, rows: TokenisedRows, bad_rows: _BadRows, tokens_per_second: float | None
+) -> JobPlan:
+    engine, num_rows = job.spec.engine, len(rows) + bad_rows.counts.num_failed
+    plan, pool, problem = _fit_pool(job, target, rows, bad_rows)
+    rows_at_once = None if pool is None else _rows_at_once(job, target, rows, plan, pool)
+    return JobPlan(
+        schema_version=SCHEMA_VERSION,
+        num_rows=num_rows,
+        num_bad=bad_rows.counts.num_failed,
+        bad_rows=bad_rows.kinds(),
+        max_errors=max_errors(job.spec),
+        num_prompt_tokens=plan.num_prompt_tokens,
+        num_unique_tokens=plan.num_unique_tokens,
+        block_size=engine.block_size,
+        hit_ceiling=plan.hit_ceiling,
+        block_sizes=[BlockSizeFigures(size, hits, plan.tail_waste[size]) for size, hits in plan.ceilings.items()],
+        groups=_groups(plan, rows, engine.block_size),
+        difference=_difference(plan, rows, target),
+        memory=_memory(job, target, plan, pool, problem, rows_at_once),
+        time=_time(job, target, rows, plan, tokens_per_second),
+    )
+
+
+class _BadRows:
+    """Counts bad rows, and keeps the words of the first of each kind."""
+
+    def __init__(self) -> None:
+        self.counts = RowCounts()
+        self._first: list[str] = []
+
+    def fail(self, row_index: int, error: str, prompt_tokens: int | None = None) -> None:
+        num_kinds = len(self.counts.errors)
+        self.counts.observe(RequestOutput(row_index, FinishReason.ERROR, error=error))
+        if num_kinds < len(self.counts.errors) <= _NUM_KINDS:
+            self._first.append(error)
+
+    def kinds(self) -> list[BadKind]:
+        """The first few kinds, in the order they came."""
+        return [BadKind(error, n) for error, n in zip(self._first, self.counts.errors.values(), strict=False)]
+
+
+def _fit_pool(
+    job: Job, target: Target, rows: TokenisedRows, bad_rows: _BadRows
+) -> tuple[Plan, PoolSize | None, str | None]:
+    """The plan and the pool that a run on this machine would have; without a pool, why there is none."""
+    plan = plan_rows(job, target, rows)
+    left = available_memory(target.device) - target.info.weight_bytes  # what a run finds when the model is loaded
+    try:
+        check_weights_fit(target.info, target.device, job.spec.engine.memory_fraction)
+        plan, pool = fit_pool(job, target, rows, plan, bad_rows, left)
+    except CapacityError as error:
+        return plan, None, str(error)
+    return plan, pool, None
+
+
+def _groups(plan: Plan, rows: TokenisedRows, block_size: int) -> GroupSummary:
+    order = plan.depth_first
+    groups = summarise_groups(prefix_groups(order.shared[:-1] // block_size), order.positions, block_size)
+    largest = [replace(group, first_row=rows.row_indices[group.first_row]) for group in groups.largest]
+    return replace(groups, largest=largest)
+
+
+def _difference(plan: Plan, rows: TokenisedRows, target: Target) -> Difference | None:
+    found = rows.labels and first_difference(rows.store, plan.depth_first, rows.labels)
+    found = found or first_difference(rows.store, plan.depth_first)
+    if found is None:
+        return None
+
+    def text(position: int, start: int, stop: int) -> str:
+        decoded = target.info.tokenizer.decode(rows.store[position][max(start, 0) : stop])
+        assert isinstance(decoded, str)
+        return decoded
+
+    at, (first, second) = found.token, found.example
+    return Difference(
+        token=at,
+        num_compared=found.num_compared,
+        num_pairs=found.num_pairs,
+        lost_tokens=found.lost_tokens,
+        rows=(rows.row_indices[first], rows.row_indices[second]),
+        before=text(first, at - _TOKENS_BEFORE, at),
+        after=(text(first, at, at + _TOKENS_AFTER), text(second, at, at + _TOKENS_AFTER)),
+    )
+
+
+def _memory(
+    job: Job, target: Target, plan: Plan, pool: PoolSize | None, problem: str | None, rows_at_once: int | None
+) -> MemoryNeed:
+    engine = job.spec.engine
+    return MemoryNeed(
+        device=str(target.device),
+        available=available_memory(target.device),
+        memory_fraction=engine.memory_fraction,
+        weights=target.info.weight_bytes,
+        block=block_bytes(target.layers, engine.block_size, target.info.dtype),
+        num_blocks_needed=plan.num_blocks_needed,
+        num_blocks=None if pool is None else pool.num_blocks,
+        pool_reason=None if pool is None else pool.reason,
+        problem=problem,
+        rows_at_once=rows_at_once,
+        max_num_seqs=target.max_num_seqs,
+    )
+
+
+def _rows_at_once(job: Job, target: Target, rows: TokenisedRows, plan: Plan, pool: PoolSize) -> int:
+    """How many rows the pool admits while nothing is known of the output, if all rows were as the average one."""
+    block_size, lengths = job.spec.engine.block_size, rows.store.lengths(plan.order)
+    reserved = np.minimum(rows.max_tokens[plan.order], ExpectedTokens(job.spec.engine.expected_tokens).value)
+    hits = num_hit_blocks(lengths, plan.seen, block_size) if job.spec.engine.prefix_cache else 0
+    num_blocks = int((-(-(lengths + reserved - 1) // block_size) - hits).sum())
+    fitting = pool.num_blocks * len(lengths) // max(num_blocks, 1)
+    return min(max(fitting, 1), target.max_num_seqs, len(lengths))
+
+
+def _time(job: Job, target: Target, rows: TokenisedRows, plan: Plan, tokens_per_second: float | None) -> TimeEstimate:
+    earlier = _earlier_run(job)
+    output, output_source = _output_tokens(job, target, earlier)
+    num_output = int(np.minimum(rows.max_tokens[plan.order], output).sum())
+    num_computed = plan.num_prompt_tokens - plan.hit_ceiling + num_output
+    rate, source = tokens_per_second, "--tokens-per-second"
+    if rate is None and earlier is not None:
+        rate, source = earlier.computed_tokens_per_second, f"measured in the run of {earlier.started} in output.path"
+    return TimeEstimate(
+        num_output_tokens=num_output,
+        output_source=output_source,
+        num_computed_tokens=num_computed,
+        tokens_per_second=rate,
+        rate_source=None if rate is None else source,
+        seconds=None if rate is None else num_computed / rate,
+    )
+
+
+def _output_tokens(job: Job, target: Target, earlier: RunReport | None) -> tuple[float, str]:
+    """Tokens of a completion, and how we know."""
+    if earlier is not None and earlier.num_ok:
+        return earlier.num_output_tokens / earlier.num_ok, "as long on average as in the earlier run"
+    if job.spec.engine.expected_tokens is not None:
+        return job.spec.engine.expected_tokens, "engine.expected_tokens a row"
+    if target.params.max_tokens is not None:
+        return target.params.max_tokens, "sampling.max_tokens a row, the most there can be"
+    guess = ExpectedTokens().value
+    return guess, f"{guess} a row, a guess, as sampling.max_tokens is not set"
+
+
+def _earlier_run(job: Job) -> RunReport | None:
+    """The report of a finished run in the output folder, if there is one that can be read."""
+    try:
+        return read_report(Path(job.spec.output.path))
+    except OutputError:
+        return None

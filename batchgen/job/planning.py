@@ -1,0 +1,60 @@
+"""How the prompts of a job are planned and how large its KV pool is. Reads no weight: `run` and `plan` share it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from batchgen.job.load import Job
+from batchgen.job.target import Target
+from batchgen.job.tokenise import BadRows, TokenisedRows
+from batchgen.models.kv_cache import PoolSize, size_pool
+from batchgen.plan.plan import Plan, make_plan
+from batchgen.plan.token_store import Positions
+
+
+def plan_rows(job: Job, target: Target, rows: TokenisedRows, positions: Positions | None = None) -> Plan:
+    """The visiting order of all rows, or of those at `positions` (growing), and its limits."""
+    engine = job.spec.engine
+    return make_plan(
+        rows.store,
+        np.arange(len(rows)) if positions is None else positions,
+        rows.max_tokens,
+        block_size=engine.block_size,
+        max_num_seqs=target.max_num_seqs,
+        by_prefix=engine.order == "prefix",
+        share=engine.prefix_cache,
+    )
+
+
+def fit_pool(
+    job: Job, target: Target, rows: TokenisedRows, plan: Plan, bad_rows: BadRows, available_bytes: int
+) -> tuple[Plan, PoolSize]:
+    """The KV pool within the memory left beside the model, and the plan without the rows that can never fit the pool.
+
+    Those rows go to `bad_rows`. Raises CapacityError.
+    """
+    engine = job.spec.engine
+    pool = size_pool(
+        target.layers,
+        engine.block_size,
+        target.info.dtype,
+        num_blocks=engine.num_blocks,
+        num_blocks_needed=plan.num_blocks_needed,
+        available_bytes=available_bytes,
+        memory_fraction=engine.memory_fraction,
+    )
+    capacity = pool.num_blocks * engine.block_size
+    too_long = plan.order[rows.store.lengths(plan.order) > capacity]
+    for position in too_long.tolist():
+        row_index, length = rows.row_indices[position], len(rows.store[position])
+        bad_rows.fail(row_index, _does_not_fit(row_index, length, capacity), length)
+    if len(too_long):
+        plan = plan_rows(job, target, rows, np.setdiff1d(plan.order, too_long))
+    return plan, pool
+
+
+def _does_not_fit(row_index: int, length: int, capacity: int) -> str:
+    return (
+        f"row {row_index + 1} of the input: the prompt needs {length} tokens of KV cache, the whole pool has "
+        f"{capacity}; raise engine.num_blocks or engine.memory_fraction"
+    )

@@ -1,0 +1,54 @@
+"""RunArtifact: what a finished run says of itself, in memory, and how it is read back from its output folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from batchgen.errors import OutputError
+from batchgen.stats.report import RunReport
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RunArtifact:
+    """All that the page of a run is made of."""
+
+    report: RunReport
+    groups: pa.Table  # columns: tables.GROUPS
+    steps: pa.Table  # columns: tables.STEPS
+    job: Mapping[str, Any]  # the resolved job.yaml: `job` and `sources`
+
+
+def read_artifact(folder: Path) -> RunArtifact:
+    """Read a finished run. Raises OutputError naming the folder or the file that is not as batchgen writes it."""
+    return RunArtifact(
+        report=read_report(folder),
+        groups=_read(folder / "stats/groups.parquet", pq.read_table),
+        steps=_read(folder / "stats/steps.parquet", pq.read_table),
+        job=_read(folder / "job.yaml", YAML(typ="safe", pure=True).load),
+    )
+
+
+def read_report(folder: Path) -> RunReport:
+    """Only the `report.json` of a finished run. Raises OutputError."""
+    if not (folder / "_SUCCESS").exists():
+        raise OutputError(f"{folder}: no finished run, there is no _SUCCESS in it; run its job to the end first")
+    return _read(folder / "report.json", lambda path: RunReport.from_json(path.read_text(encoding="utf-8")))
+
+
+def _read(path: Path, read: Callable[[Path], T]) -> T:
+    try:
+        return read(path)
+    except FileNotFoundError:
+        raise OutputError(f"{path}: missing; was the run made by another version of batchgen?") from None
+    except (OSError, ValueError, pa.ArrowException, YAMLError) as error:
+        raise OutputError(f"{path}: cannot be read: {error}") from error

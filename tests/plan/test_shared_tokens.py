@@ -1,0 +1,45 @@
+"""What two prompts have in common, also over several of the windows in which they are compared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchgen.plan.shared_tokens import next_tokens, shared_lengths
+from batchgen.plan.token_store import PackedTokens
+from tests.plan.texts import pack
+
+NOTHING_KNOWN = np.zeros(1, np.int32)
+
+
+def shared(tokens: PackedTokens, known: int = 0) -> int:
+    return int(shared_lengths(tokens, np.array([0]), np.array([1]), NOTHING_KNOWN + known)[0])
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"), [("abcd", "abxd", 2), ("abc", "abcdef", 3), ("abcdef", "abc", 3), ("x", "a", 0)]
+)
+def test_counted_in_tokens(a: str, b: str, expected: int) -> None:
+    assert shared(pack([a, b])) == expected
+
+
+def test_what_is_known_is_not_compared() -> None:
+    assert shared(pack(["xbcd", "ybcz"]), known=1) == 3
+
+
+def test_the_next_prompt_is_not_taken_for_the_rest_of_one() -> None:
+    # In the store "ab" is followed by "abab": the tokens behind its end go on like the other prompt.
+    assert shared(pack(["ab", "abab"])) == 2
+
+
+@given(st.integers(0, 200), st.integers(0, 200), st.integers(0, 200))
+def test_equal_up_to_a_difference_or_an_end(num_equal: int, left: int, right: int) -> None:
+    start = list(range(num_equal))
+    assert shared(PackedTokens.pack([start + [1000] * left, start + [2000] * right])) == num_equal
+
+
+def test_the_token_behind_the_shared_ones_or_minus_one() -> None:
+    tokens = PackedTokens.pack([[5, 6], [7]])
+    assert next_tokens(tokens, np.array([0, 0, 1]), np.array([1, 2, 1], np.int32)).tolist() == [6, -1, -1]

@@ -1,0 +1,59 @@
+"""What a run says of itself is read back as it was written, and what is no finished run is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batchgen.errors import OutputError
+from batchgen.io.folder import OutputFolder
+from batchgen.job.run import write_report
+from batchgen.stats.artifact import RunArtifact, read_artifact, read_report
+from batchgen.stats.page import render_page
+from tests.stats.scripted import run_script
+
+
+@pytest.fixture
+def written() -> RunArtifact:
+    return run_script(["aaaab", "aaaac", "q"]).artifact()
+
+
+@pytest.fixture
+def finished(tmp_path: Path, written: RunArtifact) -> Path:
+    folder = OutputFolder(tmp_path / "out")
+    folder.claim()
+    folder.begin()
+    write_report(folder, written)
+    folder.mark_success()
+    return folder.path
+
+
+def test_it_comes_back_as_it_was(finished: Path, written: RunArtifact) -> None:
+    assert read_artifact(finished) == written
+    assert read_report(finished) == written.report
+
+
+def test_the_page_made_anew_is_the_same(finished: Path) -> None:
+    assert render_page(read_artifact(finished)) == (finished / "report.html").read_text(encoding="utf-8")
+
+
+def test_an_unfinished_run_is_refused(finished: Path) -> None:
+    (finished / "_SUCCESS").unlink()
+    with pytest.raises(OutputError, match=f"^{finished}: no finished run"):
+        read_report(finished)
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="nowhere: no finished run"):
+        read_artifact(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["report.json", "stats/groups.parquet", "stats/steps.parquet", "job.yaml"])
+def test_a_file_that_is_missing_or_damaged_is_named(finished: Path, name: str) -> None:
+    (finished / name).write_bytes(b"\xff: [")
+    with pytest.raises(OutputError, match=f"{name}: cannot be read"):
+        read_artifact(finished)
+    (finished / name).unlink()
+    with pytest.raises(OutputError, match=f"{name}: missing"):
+        read_artifact(finished)
