@@ -22,7 +22,7 @@ def seen_lengths(order: Order, visited: Positions) -> Lengths:
     seen = order.shared_with_before
     # These are visited after all that lie on their left and before all on their right: the value is right already.
     in_turn = (place == np.arange(len(place))) & (place == np.maximum.accumulate(place))
-    _walk(place[~in_turn], seen[~in_turn], memoryview(seen))
+    _walk(place[~in_turn], seen[~in_turn], seen.data)
     return seen
 
 

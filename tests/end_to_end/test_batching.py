@@ -154,7 +154,7 @@ def test_fragmentation_counts_a_shared_block_once(run_tiny: TinyRunner) -> None:
         sampling={"max_tokens": 1},
         engine={"max_num_seqs": 4, "max_batched_tokens": 17},
     )
-    assert result.column("cached_tokens") == [0, 16, 16, 16, 16]
+    assert sorted(result.column("cached_tokens")) == [0, 16, 16, 16, 16]
     assert result.report["num_steps"] == 2
     assert result.report["peak_internal_fragmentation"] == 1 - 20 / 80 == 0.75
     assert result.report["internal_fragmentation"] == (15 + 60) / (32 + 80)
