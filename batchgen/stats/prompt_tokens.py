@@ -48,7 +48,7 @@ def origin_of_prompt(
     missing = num_seen - num_matched
     last = min(missing, block_size) if num_seen == num_tokens else 0
     lost = missing - last
-    return PromptTokens(
+    origin = PromptTokens(
         hit=num_matched,
         first=num_full - num_seen,
         tail=num_tokens - num_full,
@@ -56,3 +56,5 @@ def origin_of_prompt(
         evicted=lost if has_evicted else 0,
         order=0 if has_evicted else lost,
     )
+    assert origin.total == num_tokens, "a prompt token has no origin, or two"
+    return origin

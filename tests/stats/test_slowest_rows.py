@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from batchgen.engine import engine
+from batchgen.engine import observer
 from batchgen.stats.slowest_rows import RowTime, SlowestRows
 from tests.stats.scripted import run_script
 
@@ -22,7 +22,7 @@ def test_the_twenty_slowest_are_kept_slowest_first() -> None:
 def test_a_rows_time_begins_with_its_first_admission(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two rows that run one after the other the second waits while the first runs. The clock ticks when read."""
     ticks = count()
-    monkeypatch.setattr(engine, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    monkeypatch.setattr(observer, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
     slow, fast = run_script(["aaaa", "bbbb"], max_num_seqs=1).report.slowest_rows
     assert {slow.row_index, fast.row_index} == {0, 1}
     assert slow.seconds < 1.5 * fast.seconds

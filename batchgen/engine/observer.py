@@ -1,0 +1,93 @@
+"""Observer: what happens in the engine, told to the counters in their own words. Decides nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from batchgen.engine.request import Request
+from batchgen.engine.scheduler import Admission, Scheduler, SchedulerOutput
+from batchgen.stats.counters import RunStats
+from batchgen.stats.prompt_tokens import origin_of_prompt
+from batchgen.stats.slowest_rows import RowTime
+from batchgen.stats.step_log import StepStats
+
+
+class Observer:
+    """Watches the scheduler of one run. Times are seconds since `begin`."""
+
+    def __init__(self, scheduler: Scheduler, stats: RunStats) -> None:
+        self.stats = stats
+        self._scheduler = scheduler
+        self._begin = self._step_begin = time.perf_counter()
+
+    def begin(self) -> None:
+        """The run begins."""
+        self._begin = time.perf_counter()
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        self._step_begin = time.perf_counter()
+
+    def step_done(self, step: SchedulerOutput) -> None:
+        """The step's tokens are stored, and no request has left yet."""
+        for admission in step.admissions:
+            self._observe_admission(admission)
+        self._observe_step(step)
+
+    def rows_done(self, finished: Sequence[Request]) -> None:
+        """These requests ended."""
+        now = time.perf_counter() - self._begin
+        for request in finished:
+            assert request.admitted_at is not None
+            row = RowTime(now - request.admitted_at, request.row_index, len(request.output_token_ids))
+            self.stats.observe_end(row, request.group, now)
+
+    def _observe_admission(self, admission: Admission) -> None:
+        request, num_matched = admission.request, admission.num_matched_tokens
+        if request.admitted_at is not None:
+            self.stats.observe_recompute(admission.num_recomputed_tokens)
+            return
+        request.admitted_at = self._step_begin - self._begin
+        origin = origin_of_prompt(
+            request.num_prompt_tokens,
+            self._scheduler.cache.block_size,
+            num_matched=num_matched,
+            num_seen=num_matched if request.num_seen_tokens is None else request.num_seen_tokens,
+            has_evicted=self._scheduler.cache.num_evictions > 0,
+        )
+        self.stats.observe_prompt(origin, request.group)
+
+    def _observe_step(self, step: SchedulerOutput) -> None:
+        cache, running = self._scheduler.cache, self._scheduler.running
+        num_logical = sum(len(request.block_table) for request in running)
+        num_computed = sum(request.num_computed_tokens for request in running)
+        num_prefill = sum(min(c.stop, c.request.num_prompt_tokens) - c.start for c in step.chunks if c.is_prefill)
+        now = time.perf_counter()
+        self.stats.observe_step(
+            StepStats(
+                seconds=now - self._step_begin,
+                num_running=len(running),
+                num_waiting=len(self._scheduler.waiting),
+                num_prefill_tokens=num_prefill,
+                num_decode_tokens=step.num_tokens - num_prefill,
+                num_sampled_tokens=sum(chunk.is_sampled for chunk in step.chunks),
+                num_used_blocks=cache.pool.num_used,
+                num_logical_blocks=num_logical,
+                num_idle_blocks=cache.pool.num_idle,
+                num_free_blocks=cache.pool.num_free,
+                # A block that is not full has one holder, so empty slots can be counted row by row.
+                num_empty_slots=num_logical * cache.block_size - num_computed,
+                num_preempted=len(step.preempted),
+                waits_for_blocks=step.waits_for_blocks,
+                waits_for_reservation=step.waits_for_reservation,
+                num_held_back=self._num_held_back(step),
+                num_refused_though_free=step.num_refused_though_free,
+            ),
+            now - self._begin,
+        )
+
+    def _num_held_back(self, step: SchedulerOutput) -> int:
+        """Waiting rows for which `max_num_seqs` leaves room and the pool does not."""
+        room = self._scheduler.max_num_seqs - len(self._scheduler.running)
+        return min(len(self._scheduler.waiting), room) if step.waits_for_blocks else 0

@@ -1,0 +1,131 @@
+"""What the visiting order is worth: prefix hits of a whole job in prefix order and in input order, same KV pool.
+
+    python -m scripts.bench_hits JOB.yaml [--set KEY=VALUE ...]
+
+The real rows, tokenizer, plan, scheduler, block pool and prefix cache; a stand-in for the model that answers every row
+with `sampling.max_tokens` tokens at once, so that thousands of rows take seconds. The pool has 1.5 times the blocks of
+the largest running set (`max_num_seqs` rows at their full length, shared blocks once). Last line: JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from batchgen.engine.assemble import EngineSettings, make_scheduler
+from batchgen.engine.engine import Engine
+from batchgen.engine.request import Request
+from batchgen.engine.scheduler import SchedulerOutput
+from batchgen.io.readers import open_input
+from batchgen.job.load import Job, load_job
+from batchgen.job.target import Target, inspect_target
+from batchgen.job.tokenise import TokenisedRows, row_encoder, tokenise
+from batchgen.plan.plan import Plan, make_plan
+from batchgen.plan.token_store import TokenStore
+from batchgen.stats.counters import RunStats
+
+
+class NoBadRows:
+    """A benchmark of good rows only."""
+
+    def fail(self, row_index: int, error: str, prompt_tokens: int | None = None) -> None:
+        raise click.ClickException(f"row {row_index + 1}: {error}")
+
+
+class StandIn:
+    """Answers every sampled chunk with token 0."""
+
+    def run(self, step: SchedulerOutput) -> Sequence[int | str]:
+        return [0 for chunk in step.chunks if chunk.is_sampled]
+
+
+def drive(rows: TokenisedRows, plan: Plan, target: Target, block_size: int, num_blocks: int) -> RunStats:
+    """Run every row through the real scheduler."""
+    by_prefix = plan.shared_with_next is not None
+    settings = EngineSettings(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_num_seqs=target.max_num_seqs,
+        max_batched_tokens=target.max_batched_tokens,
+        expected_tokens=target.params.max_tokens,
+        prefix_cache=True,
+        max_model_len=target.max_model_len,
+        by_prefix=by_prefix,
+    )
+    engine = Engine(make_scheduler(settings), StandIn(), RunStats(block_size, target.max_model_len))
+    requests = (
+        Request(
+            row_index=position,
+            prompt_token_ids=rows.store[position],
+            params=target.params,
+            draw_key=0,
+            max_tokens=int(rows.max_tokens[position]),
+            shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[place]),
+            num_seen_tokens=int(plan.seen[place]),
+        )
+        for place, position in enumerate(plan.order.tolist())
+    )
+    for _ in engine.run(requests):
+        pass
+    return engine.stats
+
+
+def plan_rows(job: Job, target: Target, rows: TokenisedRows, *, by_prefix: bool) -> Plan:
+    return make_plan(
+        rows.store,
+        range(len(rows)),
+        rows.max_tokens,
+        block_size=job.spec.engine.block_size,
+        max_num_seqs=target.max_num_seqs,
+        by_prefix=by_prefix,
+    )
+
+
+@click.command(help=__doc__)
+@click.argument("job_file", type=click.Path(exists=True, path_type=Path))
+@click.option("--set", "overrides", multiple=True, help="Override one key of the job file.")
+def main(job_file: Path, overrides: tuple[str, ...]) -> None:
+    job = load_job(job_file, overrides)
+    target = inspect_target(job)
+    source = open_input(job.spec.input)
+    encoder = row_encoder(target, job.spec.input, datetime.now())
+    block_size = job.spec.engine.block_size
+    with tempfile.TemporaryDirectory() as folder:
+        store = TokenStore(Path(folder) / "tokens.bin")
+        rows = tokenise(source, encoder, target, NoBadRows(), store, quiet=True)
+        depth_first = plan_rows(job, target, rows, by_prefix=True)
+        largest = drive(rows, depth_first, target, block_size, depth_first.num_blocks_needed).peak_used_blocks
+        num_blocks = largest * 3 // 2
+        results = {}
+        for order in ("prefix", "input"):
+            plan = plan_rows(job, target, rows, by_prefix=order == "prefix")
+            stats = drive(rows, plan, target, block_size, num_blocks)
+            results[order] = {
+                "hit_tokens": stats.prompt.hit,
+                "hit_rate": stats.hit_rate,
+                "hit_efficiency": stats.prompt.hit / plan.hit_ceiling if plan.hit_ceiling else 1.0,
+                "misses": stats.prompt.misses,
+                "preemptions": stats.num_preemptions,
+            }
+            click.echo(f"order: {order:<6}  {results[order]}")
+    click.echo(
+        json.dumps(
+            {
+                "rows": len(rows),
+                "prompt_tokens": depth_first.num_prompt_tokens,
+                "hit_ceiling": depth_first.hit_ceiling,
+                "num_blocks": num_blocks,
+                "largest_running_set": largest,
+                **results,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
