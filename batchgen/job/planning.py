@@ -7,7 +7,7 @@ import numpy as np
 from batchgen.job.load import Job
 from batchgen.job.target import Target
 from batchgen.job.tokenise import BadRows, TokenisedRows
-from batchgen.models.kv_cache import PoolSize, size_pool
+from batchgen.models.kv_cache import PoolSize, size_pool, step_bytes
 from batchgen.plan.plan import Plan, make_plan
 from batchgen.plan.token_store import Positions
 
@@ -29,18 +29,21 @@ def plan_rows(job: Job, target: Target, rows: TokenisedRows, positions: Position
 def fit_pool(
     job: Job, target: Target, rows: TokenisedRows, plan: Plan, bad_rows: BadRows, available_bytes: int
 ) -> tuple[Plan, PoolSize]:
-    """The KV pool within the memory left beside the model, and the plan without the rows that can never fit the pool.
+    """The KV pool within the memory left beside model and steps, and the plan of the rows that can ever fit it.
 
-    Those rows go to `bad_rows`. Raises CapacityError.
+    The others go to `bad_rows`. Raises CapacityError.
     """
-    engine = job.spec.engine
+    engine, info = job.spec.engine, target.info
+    for_steps = step_bytes(
+        info.config.hidden_size, info.vocab_size, target.max_num_seqs, target.max_batched_tokens, info.dtype
+    )
     pool = size_pool(
         target.layers,
         engine.block_size,
-        target.info.dtype,
+        info.dtype,
         num_blocks=engine.num_blocks,
         num_blocks_needed=plan.num_blocks_needed,
-        available_bytes=available_bytes,
+        available_bytes=max(available_bytes - for_steps, 0),
         memory_fraction=engine.memory_fraction,
     )
     capacity = pool.num_blocks * engine.block_size

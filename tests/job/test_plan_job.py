@@ -184,9 +184,12 @@ def test_model_that_does_not_fit_is_said_and_the_rest_is_planned(
     assert "fits                 no: the model itself" in found.table()
 
 
-def test_pool_is_sized_by_what_is_left_beside_the_weights(tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_is_sized_by_what_is_left_beside_weights_and_steps(
+    tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = plan_of_token_ids(tiny).memory
-    left = whole.weights + 5 * whole.block
+    left = whole.weights + 1000 + 5 * whole.block
+    monkeypatch.setattr("batchgen.job.planning.step_bytes", lambda *_: 1000)
     monkeypatch.setattr(plan_job_module, "available_memory", lambda device: left)
     memory = plan_of_token_ids(tiny, memory_fraction=1.0).memory
     assert (memory.num_blocks, memory.pool_reason) == (5, "memory")

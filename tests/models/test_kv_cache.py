@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from batchgen.errors import CapacityError
-from batchgen.models.kv_cache import PoolSize, allocate, block_bytes, size_pool
+from batchgen.models.kv_cache import PoolSize, allocate, block_bytes, size_pool, step_bytes
 from batchgen.models.probe import AttentionLayer
 
 LAYERS = [AttentionLayer("a", 4, 2, 8, 8, None)] * 2
@@ -55,3 +55,8 @@ def test_tensors_have_the_shape_of_the_contract() -> None:
     caches = allocate(layers, 3, 16, torch.float32, torch.device("cpu"))
     assert [tuple(tensor.shape) for tensor in caches[0]] == [(3, 2, 16, 8), (3, 2, 16, 6)]
     assert [tuple(tensor.shape) for tensor in caches[1]] == [(3, 1, 16, 8), (3, 1, 16, 8)]
+
+
+def test_a_step_needs_room_for_its_logits_and_activations() -> None:
+    # 2 rows of 100 logits: 2 bytes and four times 4; 10 tokens of 8: 32 times 2 bytes
+    assert step_bytes(8, 100, 2, 10, torch.bfloat16) == 2 * 100 * 18 + 10 * 8 * 64
