@@ -34,6 +34,7 @@ SPOT_CHECKED = (0, 11, 23, 35, 53)
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunReport, pd.DataFrame]:
     """The quickstart's job in float32 with short completions."""
     assert MODEL.exists(), "run scripts/fetch_model.py first"
+    torch.set_num_threads(2)  # tests before this one may have taken one away
     out = tmp_path_factory.mktemp("bbh") / "out"
     overrides = ["model.dtype=float32", f"sampling.max_tokens={MAX_TOKENS}", f"output.path={out}"]
     report = run_job(load_job(JOBS / "quickstart.yaml", overrides), quiet=True)
