@@ -1,6 +1,6 @@
 """Which files the input is: a path, folder, glob or list of them becomes an ordered list of data files of one format.
 
-Knows names, suffixes and first bytes; reads no rows.
+Knows names, suffixes and first bytes, also those inside a compressed file; reads no rows.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from batchgen.errors import InputError
+from batchgen.io.streams import inner_name, is_compressed, open_bytes
 
 Format = Literal["parquet", "jsonl"]
 
 _FORMATS: dict[str, Format] = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
-_COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".lz4")
+_OTHER_COMPRESSION = (".bz2", ".xz", ".zip", ".lz4")
 _PARQUET_MARK = b"PAR1"
 _NOT_LINES = {
     _PARQUET_MARK: "Parquet",
@@ -44,7 +45,10 @@ class DataFile:
 
         Raises InputError.
         """
-        now = self.path.stat()
+        try:
+            now = self.path.stat()
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read: {error.strerror}") from error
         if (now.st_size, now.st_mtime_ns) != (self.size, self.mtime_ns):
             raise InputError(f"{self.path}: the file was changed while the job ran")
 
@@ -66,7 +70,7 @@ def find_files(path: str | Sequence[str], format: Literal["auto", "parquet", "js
     try:
         paths = [found for entry in entries for found in _expand(entry)]
         _refuse_repeated(paths)
-        _refuse_compressed(paths)
+        _refuse_other_compression(paths)
         chosen = _common_format(paths) if format == "auto" else format
         for each in paths:
             _check_first_bytes(each, chosen)
@@ -129,9 +133,9 @@ def _is_marker(name: str) -> bool:
 
 
 def _is_data(name: str) -> bool:
-    """True also for compressed data, so that it is refused by name and not passed over."""
-    path = Path(name.lower())
-    return path.suffix in _FORMATS or (path.suffix in _COMPRESSED and Path(path.stem).suffix in _FORMATS)
+    """True also for data under a compression that is not read, so that it is refused by name and not passed over."""
+    path = inner_name(Path(name.lower()))
+    return path.suffix in _FORMATS or (path.suffix in _OTHER_COMPRESSION and Path(path.stem).suffix in _FORMATS)
 
 
 def _refuse_repeated(paths: Sequence[Path]) -> None:
@@ -143,10 +147,10 @@ def _refuse_repeated(paths: Sequence[Path]) -> None:
         seen[real] = path
 
 
-def _refuse_compressed(paths: Sequence[Path]) -> None:
+def _refuse_other_compression(paths: Sequence[Path]) -> None:
     for path in paths:
-        if path.suffix.lower() in _COMPRESSED:
-            raise InputError(f"{path}: compressed input is not supported yet; decompress it")
+        if path.suffix.lower() in _OTHER_COMPRESSION:
+            raise InputError(f"{path}: {path.suffix} is not supported; compress it as .gz or .zst, or decompress it")
 
 
 def _common_format(paths: Sequence[Path]) -> Format:
@@ -158,7 +162,7 @@ def _common_format(paths: Sequence[Path]) -> Format:
 
 
 def _format_of(path: Path) -> Format:
-    suffix = path.suffix.lower()
+    suffix = inner_name(path).suffix.lower()
     if suffix not in _FORMATS:
         raise InputError(f"{path}: cannot tell the format from the name; set input.format to parquet or jsonl")
     return _FORMATS[suffix]
@@ -167,17 +171,30 @@ def _format_of(path: Path) -> Format:
 def _check_first_bytes(path: Path, format: Format) -> None:
     if not path.is_file():
         raise InputError(f"{path}: not a regular file; the input is read twice")
+    if format == "jsonl":
+        _check_lines(path)
+    else:
+        _check_parquet(path)
+
+
+def _check_lines(path: Path) -> None:
+    with open_bytes(path) as file:
+        head = file.read(4)
+    for mark, kind in _NOT_LINES.items():
+        if head.startswith(mark):
+            raise InputError(f"{path}: not JSON lines but {kind}")
+
+
+def _check_parquet(path: Path) -> None:
+    if is_compressed(path):
+        raise InputError(f"{path}: Parquet inside {path.suffix} is not read; decompress it (Parquet compresses itself)")
     with path.open("rb") as file:
         head = file.read(4)
         file.seek(max(0, path.stat().st_size - 4))
         tail = file.read(4)
-    if format == "jsonl":
-        for mark, kind in _NOT_LINES.items():
-            if head.startswith(mark):
-                raise InputError(f"{path}: not JSON lines but {kind}")
-    elif head != _PARQUET_MARK:
+    if head != _PARQUET_MARK:
         raise InputError(f"{path}: not a Parquet file (it does not begin with PAR1)")
-    elif tail != _PARQUET_MARK:
+    if tail != _PARQUET_MARK:
         raise InputError(f"{path}: the Parquet file is cut off (it does not end with PAR1)")
 
 

@@ -16,7 +16,8 @@ from batchgen.errors import OutputError
 
 _SIGNS_OF_A_RUN = ("_SUCCESS", "completions", "report.json", ".state")
 _OURS = (*_SIGNS_OF_A_RUN, "stats", "report.html", "job.yaml")
-_OUR_PARTS = re.compile(r"\.?(part-\d+|job|groups|steps)\.parquet(\.tmp)?")  # in completions/ and stats/
+# in completions/ and stats/
+_OUR_PARTS = re.compile(r"\.?(part-\d+\.(parquet|jsonl)|(job|groups|steps)\.parquet)(\.tmp)?")
 
 
 class OutputFolder:

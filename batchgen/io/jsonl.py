@@ -9,9 +9,10 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 
@@ -21,10 +22,12 @@ from batchgen.io.columns import PromptColumns
 from batchgen.io.files import DataFile
 from batchgen.io.json_types import ColumnTypes, to_batch
 from batchgen.io.rows import Row
+from batchgen.io.streams import inner_name, open_bytes
 
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 8 << 20  # of input lines
-_TAIL_BYTES = 64 << 10
+_MAX_LINE_BYTES = 256 << 20  # with its end; a longer one is no prompt, and few compressed bytes can hold it
+_CHUNK_BYTES = 1 << 20
 _MAX_COLUMNS = 10_000  # beyond that keys are data, and no reader of the output could bear them as columns
 _SPACE = b" \t\r\n"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # valid UTF-8 can hold a surrogate only as an escape
@@ -121,16 +124,26 @@ class JsonlInput:
 
 
 def _read_file(file: DataFile) -> Iterator[_Record]:
-    try:
-        file.check_unchanged()
-        with file.path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if number == 1:
-                    line = line.removeprefix(codecs.BOM_UTF8)
-                if line.strip(_SPACE):
-                    yield _read_line(f"{file.name} line {number}", line)
-    except OSError as error:
-        raise InputError(f"{file.path}: cannot be read: {error.strerror}") from error
+    file.check_unchanged()
+    with open_bytes(file.path) as stream:
+        for number, line in enumerate(_lines(stream), start=1):
+            place = f"{file.name} line {number}"
+            if line is None:
+                problem = f"{place}: the line is longer than {_MAX_LINE_BYTES:,} bytes"
+                yield _Record(place, {}, problem, _MAX_LINE_BYTES)
+                continue
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
+            if line.strip(_SPACE):
+                yield _read_line(place, line)
+
+
+def _lines(stream: BinaryIO) -> Iterator[bytes | None]:
+    """Lines with their ends; None for one that is too long to be held."""
+    while line := stream.readline(_MAX_LINE_BYTES + 1):
+        yield line if len(line) <= _MAX_LINE_BYTES else None
+        while len(line) > _MAX_LINE_BYTES and not line.endswith(b"\n"):
+            line = stream.readline(_MAX_LINE_BYTES + 1)
 
 
 def _read_line(place: str, line: bytes) -> _Record:
@@ -159,19 +172,23 @@ def _parse_line(line: bytes) -> tuple[dict[str, Any], str | None]:
 
 def _refuse_other_json(path: Path) -> None:
     """Raise InputError for a JSON array, and for a `.json` file whose first line is not a whole object."""
-    try:
-        with path.open("rb") as file:
-            lines = (line for line in file if line.strip(_SPACE))
-            first = next(lines, b"").removeprefix(codecs.BOM_UTF8).lstrip(_SPACE)
-            is_one_line = next(lines, None) is None
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            last = file.read().rstrip(_SPACE)[-1:]
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    if first.startswith(b"[") and last == b"]" and (is_one_line or not _is_json(first)):
+    with open_bytes(path) as stream:
+        lines = iter(partial(stream.readline, _MAX_LINE_BYTES), b"")
+        first = next((line for line in lines if line.strip(_SPACE)), b"").removeprefix(codecs.BOM_UTF8).strip(_SPACE)
+        rest_ends = _last_byte(stream) if first.startswith(b"[") else b""
+    is_one_line = not rest_ends
+    if first.startswith(b"[") and (rest_ends or first[-1:]) == b"]" and (is_one_line or not _is_json(first)):
         raise InputError(f"{path}: the file is a JSON array, not lines; write one object a line (jq -c '.[]' does it)")
-    if path.suffix.lower() == ".json" and first and not (first.startswith(b"{") and _is_json(first)):
+    if inner_name(path).suffix.lower() == ".json" and first and not (first.startswith(b"{") and _is_json(first)):
         raise InputError(f"{path}: the file is not JSON lines: its first line is not a whole object")
+
+
+def _last_byte(stream: BinaryIO) -> bytes:
+    """The last byte of the rest that is not space; b"" if there is none. A compressed file has no way to its end."""
+    last = b""
+    for chunk in iter(partial(stream.read, _CHUNK_BYTES), b""):
+        last = chunk.rstrip(_SPACE)[-1:] or last
+    return last
 
 
 def _is_json(line: bytes) -> bool:

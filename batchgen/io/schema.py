@@ -6,6 +6,8 @@ import pyarrow as pa
 
 import batchgen
 from batchgen.errors import OutputError
+from batchgen.io import json_values
+from batchgen.io.files import Format
 
 # The journal's columns are the fields of RequestOutput, so that a committed row can be made from one and read back.
 _ROW_INDEX = pa.field("row_index", pa.int64(), nullable=False)
@@ -22,8 +24,13 @@ JOURNAL_SCHEMA = pa.schema([_ROW_INDEX, *_ADDED])
 ADDED_COLUMNS = tuple(field.name for field in _ADDED)
 
 
-def output_schema(input_schema: pa.Schema, prefix: str) -> pa.Schema:
-    """The input's columns, then ours with `output.prefix` in front. Raises OutputError if two have one name."""
+def output_schema(input_schema: pa.Schema, prefix: str, format: Format = "parquet") -> pa.Schema:
+    """The input's columns, then ours with `output.prefix` in front.
+
+    Raises OutputError if two have one name, or if `output.format` cannot hold a column's type.
+    """
+    if format == "jsonl":
+        json_values.check_types(input_schema)
     added = [field.with_name(prefix + field.name) for field in _ADDED]
     taken = [field.name for field in added if field.name in input_schema.names]
     if taken:

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from batchgen.io.files import Format
 from batchgen.io.folder import OutputFolder, written_whole
 from batchgen.io.journal import ResultRow, merge_chunks, row_index, sample_index, to_arrays, write_chunk
+from batchgen.io.json_values import to_lines
 from batchgen.io.schema import ADDED_COLUMNS, output_schema
 from batchgen.request_output import RequestOutput
 
@@ -70,26 +72,32 @@ class ResultWriter:
             self._waiting = []
         self._last_commit = self._clock()
 
-    def finish(self, input: Input, prefix: str, rows_per_part: int = 1_000_000) -> None:
+    def finish(self, input: Input, prefix: str, format: Format = "parquet", *, rows_per_part: int = 1_000_000) -> None:
         """Write `completions/part-…` from the journal and the input. Every input row must have been written.
 
         Raises OutputError if the disk refuses, InputError if the input was changed meanwhile.
         """
         self.commit()
-        schema = output_schema(input.schema, prefix)
+        schema = output_schema(input.schema, prefix, format)
         results = merge_chunks(self._chunks, self._folder.state / "merge")
         batches = _with_results(input.read_batches(), results, schema)
-        write_parts(self._folder.completions, batches, schema, rows_per_part)
+        write_parts(self._folder.completions, batches, schema, format, rows_per_part)
 
 
-def write_parts(folder: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema, rows_per_part: int) -> None:
-    """Write part-00000.parquet and so on, each of `rows_per_part` rows but the last; without rows, one empty part."""
+def write_parts(
+    folder: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema, format: Format, rows_per_part: int
+) -> None:
+    """Write part-00000.parquet, or .jsonl, and so on, each of `rows_per_part` rows but the last.
+
+    Without rows, one empty part. Raises OutputError if the disk refuses.
+    """
+    write_part = {"parquet": _write_parquet, "jsonl": _write_lines}[format]
     parts = groupby(_cut_at_parts(batches, rows_per_part), key=itemgetter(0))
     number = -1
     for number, pieces in parts:
-        _write_part(folder / f"part-{number:05d}.parquet", (batch for _, batch in pieces), schema)
+        write_part(folder / f"part-{number:05d}.{format}", (batch for _, batch in pieces), schema)
     if number < 0:
-        _write_part(folder / "part-00000.parquet", (), schema)
+        write_part(folder / f"part-00000.{format}", (), schema)
 
 
 def _with_results(
@@ -128,7 +136,13 @@ def _cut_at_parts(batches: Iterable[pa.RecordBatch], rows_per_part: int) -> Iter
             batch = batch.slice(piece.num_rows)
 
 
-def _write_part(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> None:
+def _write_lines(path: Path, batches: Iterable[pa.RecordBatch], _: pa.Schema) -> None:
+    with written_whole(path) as temporary, temporary.open("wb") as file:
+        for batch in batches:
+            file.writelines(to_lines(batch))
+
+
+def _write_parquet(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> None:
     with written_whole(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
         for group in _row_groups(batches):
             writer.write_table(group, row_group_size=group.num_rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from batchgen.errors import InputError
 from batchgen.io.readers import Input
 from batchgen.io.writers import ResultWriter
-from batchgen.job.spec import JobSpec
+from batchgen.job.spec import JobSpec, OutputSpec
 from batchgen.request_output import FinishReason, RequestOutput
 from batchgen.stats.report import RowCounts
 
@@ -51,6 +51,6 @@ class Results:
         """Let a commit happen by time also while no row ends."""
         self._writer.commit_if_due()
 
-    def finish(self, source: Input, prefix: str) -> None:
+    def finish(self, source: Input, output: OutputSpec) -> None:
         """Write the parts in input order."""
-        self._writer.finish(source, prefix)
+        self._writer.finish(source, output.prefix, output.format)

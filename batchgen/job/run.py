@@ -53,14 +53,15 @@ def run_job(job: Job, *, quiet: bool = False) -> RunReport:
         with watch.part("tokenise"):
             store = TokenStore(folder.state / "tokens.bin")
             rows = tokenise(source, encoder, target, results, store, quiet=quiet)
-        output_schema(source.schema, spec.output.prefix)  # refuses doubled names; JSON lines' are known only now
+        # refuses names and types that cannot be written; those of JSON lines are known only now
+        output_schema(source.schema, spec.output.prefix, spec.output.format)
         generation = prepare_generation(job, target, rows, results, watch)
         folder.begin()
     if generation is not None:
         with watch.part("run"):
             generation.run(results, quiet=quiet)
     with watch.part("write"):
-        results.finish(source, spec.output.prefix)
+        results.finish(source, spec.output)
     report = _report(job, target, results, generation, watch, clock)
     write_report(folder, _artifact(report, generation, _resolved_job(job, target, generation, report, clock)))
     folder.mark_success()

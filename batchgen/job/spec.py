@@ -77,8 +77,10 @@ class ModelSpec(_Section):
 class InputSpec(_Section):
     """Which rows, and which of their columns make the prompt."""
 
-    path: TextOrList = Field(description="file, folder, glob, or a list of them; Parquet or JSONL")
-    format: Literal["auto", "parquet", "jsonl"] = Field("auto", description="auto: by file name")
+    path: TextOrList = Field(
+        description="file, folder, glob, or a list of them; Parquet, or JSON lines, also as .gz or .zst"
+    )
+    format: Literal["auto", "parquet", "jsonl"] = Field("auto", description="auto: by file name, less .gz or .zst")
     id: Text | None = Field(None, description="column with the row's id; draws depend on it instead of the position")
     system: Text | None = Field(None, description="column with the system message; null or absent means none")
     prompt: Text | None = Field(None, description="column with the user turn")
@@ -118,6 +120,7 @@ class OutputSpec(_Section):
     """Where the answers go."""
 
     path: Text = Field(description="a folder")
+    format: Literal["parquet", "jsonl"] = Field("parquet", description="of the part files in completions/")
     overwrite: bool = Field(False, description="replace an earlier run in that folder")
     prefix: str = Field("", description="put before the name of every added column, for example gen_")
 

@@ -67,8 +67,14 @@ def test_a_name_with_brackets_is_a_file_before_it_is_a_glob(tmp_path: Path) -> N
         ("empty", "empty: the folder holds no data file"),
         ("mixed", "one input, one format"),
         ("a.txt", "set input.format"),
-        ("packed.jsonl.gz", "compressed input is not supported"),
-        ("packed", "compressed input is not supported"),
+        ("x.jsonl.bz2", ".bz2 is not supported; compress it as .gz or .zst"),
+        ("packed", ".xz is not supported"),
+        ("x.gz", "set input.format"),
+        ("x.parquet.gz", "Parquet inside .gz is not read; decompress it"),
+        ("plain.jsonl.gz", "not gzip data, as the name says"),
+        ("cut.jsonl.gz", "the gzip data is cut off"),
+        ("inner.jsonl.gz", "not JSON lines but Parquet"),
+        ("twice.jsonl.gz", "not JSON lines but gzip data"),
         ("named.parquet", "not a Parquet file"),
         ("cut.parquet", "cut off"),
         ("named.jsonl", "not JSON lines but Parquet"),
@@ -76,8 +82,20 @@ def test_a_name_with_brackets_is_a_file_before_it_is_a_glob(tmp_path: Path) -> N
     ],
 )
 def test_refused(tmp_path: Path, path: str, words: str) -> None:
-    touch(tmp_path, "mixed/a.jsonl", "mixed/b.parquet", "empty/_SUCCESS", "a.txt", "packed/b.jsonl.zst")
-    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(b"{}\n"))
+    touch(
+        tmp_path,
+        "mixed/a.jsonl",
+        "mixed/b.parquet",
+        "empty/_SUCCESS",
+        "a.txt",
+        "packed/b.jsonl.xz",
+        "x.jsonl.bz2",
+        "x.gz",
+    )
+    touch(tmp_path, "plain.jsonl.gz", "x.parquet.gz")
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b"{}\n")[:-1])
+    (tmp_path / "inner.jsonl.gz").write_bytes(gzip.compress(b"PAR1....PAR1"))
+    (tmp_path / "twice.jsonl.gz").write_bytes(gzip.compress(gzip.compress(b"{}\n")))
     (tmp_path / "named.parquet").write_bytes(b"{}\n")
     (tmp_path / "cut.parquet").write_bytes(b"PAR1....")
     (tmp_path / "named.jsonl").write_bytes(b"PAR1....PAR1")
@@ -86,6 +104,18 @@ def test_refused(tmp_path: Path, path: str, words: str) -> None:
         find_files(str(tmp_path / path), "auto")
     assert words in str(error.value)
     assert path in str(error.value)
+
+
+def test_compressed_lines_lie_beside_plain_ones(tmp_path: Path) -> None:
+    touch(tmp_path, "part-10.jsonl", "_part-3.jsonl.gz", "notes.txt.gz")
+    (tmp_path / "part-9.ndjson.gz").write_bytes(gzip.compress(b"{}\n"))
+    (tmp_path / "part-2.JSON.GZ").write_bytes(gzip.compress(b"{}\n"))
+    assert found(str(tmp_path)) == ["part-2.JSON.GZ", "part-9.ndjson.gz", "part-10.jsonl"]
+
+
+def test_format_jsonl_reads_any_compressed_name(tmp_path: Path) -> None:
+    (tmp_path / "x.gz").write_bytes(gzip.compress(b"{}\n"))
+    assert find_files(str(tmp_path / "x.gz"), "jsonl").format == "jsonl"
 
 
 def test_url_is_refused_by_name() -> None:

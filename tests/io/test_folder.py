@@ -95,6 +95,16 @@ def test_foreign_files_among_the_parts_are_refused(tmp_path: Path) -> None:
         OutputFolder(tmp_path, overwrite=True).check([])
 
 
+def test_parts_of_the_other_format_are_replaced_with_the_rest(tmp_path: Path) -> None:
+    earlier_run(tmp_path)
+    (tmp_path / "completions" / "part-00001.jsonl").write_text("{}")
+    folder = OutputFolder(tmp_path, overwrite=True)
+    folder.check([])
+    with folder.claimed():
+        folder.begin()
+    assert list(folder.completions.iterdir()) == []
+
+
 @pytest.mark.parametrize("spelling", ["in.parquet", "x/../in.parquet", "link.parquet"])
 def test_output_that_is_the_input_is_refused(tmp_path: Path, spelling: str) -> None:
     (tmp_path / "in.parquet").write_text("data")

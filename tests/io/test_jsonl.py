@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchgen.errors import InputError
+from batchgen.io import jsonl
 from batchgen.io.readers import Input, open_input
 from batchgen.io.rows import Row
 from batchgen.job.spec import InputSpec
@@ -115,6 +117,38 @@ def test_values_hold_only_what_makes_the_prompt(tmp_path: Path) -> None:
 def test_array_is_refused(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(InputError, match=r"data\.jsonl: the file is a JSON array, not lines"):
         open_lines(tmp_path, data)
+
+
+def test_array_inside_gzip_is_refused(tmp_path: Path) -> None:
+    packed = gzip.compress(b"[\n") + gzip.compress(b'{"prompt":"a"}\n] \n')
+    with pytest.raises(InputError, match=r"data\.jsonl\.gz: the file is a JSON array, not lines"):
+        open_lines(tmp_path, packed, name="data.jsonl.gz")
+
+
+def test_lines_inside_gzip_are_counted_as_in_a_plain_file(tmp_path: Path) -> None:
+    members = [b"\xef\xbb\xbf", b'{"prompt":"note a"}\r\n\r\n{"pro', b'mpt":"note b"}\n', b'{"prompt":"no']
+    input = open_lines(tmp_path, b"".join(map(gzip.compress, members)), name="data.json.gz")
+    first, second, broken = input.read_rows()
+    assert [first.values, second.values] == TWO
+    assert [row.place for row in (first, second, broken)] == [f"data.json.gz line {n}" for n in (1, 3, 4)]
+    assert broken.error is not None
+    assert "not valid JSON" in broken.error
+
+
+def test_cut_gzip_is_no_broken_last_line(tmp_path: Path) -> None:
+    packed = gzip.compress(b'{"prompt":"note a"}\n' * 20_000)
+    input = open_lines(tmp_path, packed[:-9], name="data.jsonl.gz")  # the end is not yet read
+    with pytest.raises(InputError, match=r"data\.jsonl\.gz: the gzip data is cut off"):
+        list(input.read_rows())
+
+
+def test_line_too_long_to_be_held_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl, "_MAX_LINE_BYTES", 20)
+    fits, long = b'{"prompt":"note a"}\n', b'{"prompt":"note a" }'
+    rows = rows_of(tmp_path, fits + long + b" " * 100 + b"\n" + long + b"\n" + fits + long + b"\n")
+    assert [row.place[-1] for row in rows] == ["1", "2", "3", "4", "5"]
+    assert [row.error is None for row in rows] == [True, False, False, True, False]
+    assert rows[1].error == "data.jsonl line 2: the line is longer than 20 bytes"
 
 
 def test_lines_that_are_arrays_are_error_rows(tmp_path: Path) -> None:

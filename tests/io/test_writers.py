@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import batchgen
 from batchgen.errors import InputError, OutputError
 from batchgen.io import Input, OutputFolder, ResultWriter, open_input, output_schema
+from batchgen.io.files import Format
 from batchgen.job.spec import InputSpec
 from batchgen.request_output import FinishReason, RequestOutput
 
@@ -33,6 +35,12 @@ def answer(index: int, sample: int = 0) -> RequestOutput:
 
 def answered(input: Input, folder: Path, answers: Iterable[RequestOutput], **sizes: int) -> pa.Table:
     """The completions of a run that gave `answers`; the input is read once before, as every run does."""
+    return ds.dataset(written_parts(input, folder, answers, "parquet", **sizes)).to_table()
+
+
+def written_parts(
+    input: Input, folder: Path, answers: Iterable[RequestOutput], format: Format, **sizes: int
+) -> list[Path]:
     assert all(row.index >= 0 for row in input.read_rows())
     output = OutputFolder(folder)
     output.claim()
@@ -40,8 +48,8 @@ def answered(input: Input, folder: Path, answers: Iterable[RequestOutput], **siz
     writer = ResultWriter(output, rows_per_chunk=sizes.pop("rows_per_chunk", 10_000))
     for each in answers:
         writer.write(each)
-    writer.finish(input, prefix="", **sizes)
-    return ds.dataset(sorted(output.completions.iterdir())).to_table()
+    writer.finish(input, "", format, **sizes)
+    return sorted(output.completions.iterdir())
 
 
 def parquet_input(folder: Path, **columns: Any) -> Input:
@@ -145,6 +153,39 @@ def test_names_of_ours_in_the_input_are_refused_with_the_way_out() -> None:
     assert names[:5] == ["prompt", "completion", "error", "Completion", "gen_completion"]
     with pytest.raises(OutputError, match=r"a column named completion"):
         output_schema(pa.schema([("completion", pa.string())]), "")
+
+
+def test_lines_are_in_input_order_in_parts_as_full_as_those_of_parquet(tmp_path: Path) -> None:
+    input = parquet_input(tmp_path, prompt=[f"p{i}" for i in range(600)])
+    answers = [answer(i) for i in reversed(range(600))]
+    parts = written_parts(input, tmp_path / "out", answers, "jsonl", rows_per_part=250)
+    assert [part.name for part in parts] == ["part-00000.jsonl", "part-00001.jsonl", "part-00002.jsonl"]
+    lines = [part.read_bytes().splitlines(keepends=True) for part in parts]
+    assert [len(part) for part in lines] == [250, 250, 100]
+    rows = [json.loads(line) for part in lines for line in part]
+    assert [row["prompt"] for row in rows] == [f"p{i}" for i in range(600)]
+    assert rows[599] == {
+        "prompt": "p599",
+        "completion": "answer 599.0",
+        "finish_reason": "stop",
+        "error": None,
+        "prompt_tokens": 599,
+        "completion_tokens": 1,
+        "cached_tokens": 0,
+        "sample_index": 0,
+    }
+
+
+def test_no_rows_give_one_part_without_lines(tmp_path: Path) -> None:
+    [part] = written_parts(parquet_input(tmp_path, prompt=pa.array([], pa.string())), tmp_path / "out", [], "jsonl")
+    assert (part.name, part.read_bytes()) == ("part-00000.jsonl", b"")
+
+
+def test_type_that_json_cannot_hold_is_refused_for_lines_only() -> None:
+    schema = pa.schema([("prompt", pa.string()), ("every", pa.list_(pa.month_day_nano_interval()))])
+    assert "every" in output_schema(schema, "").names
+    with pytest.raises(OutputError, match=r"column 'every' is list<.*, which JSON lines cannot hold"):
+        output_schema(schema, "", "jsonl")
 
 
 def test_rows_are_committed_by_number_and_by_time(tmp_path: Path) -> None:

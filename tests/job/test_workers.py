@@ -18,6 +18,7 @@ import pytest
 
 from batchgen.errors import BatchgenError
 from batchgen.io.rows import Row
+from batchgen.job.encode import RowEncoder
 from batchgen.job.spec import InputSpec
 from batchgen.job.workers import encode_in_order
 from batchgen.prompts.prompt import Prompts
@@ -83,8 +84,22 @@ def test_worker_that_dies_is_an_error_with_the_row() -> None:
         encode(DyingEncoder(), num_workers=2, tokens_before_workers=0)
 
 
+def test_workers_make_the_prompts_that_this_process_makes() -> None:
+    from tests.tiny_models import merging_tokenizer  # not above: workers import this file, and torch takes seconds
+
+    spec = InputSpec(path="in.jsonl", prompt="q", system="s")
+    encoder = RowEncoder(merging_tokenizer(), spec, vocab_size=1000, max_model_len=200, clock=datetime.now())
+    texts = ["hi", "Let's think.\n\n", "<|im_end|>", 3, "x" * 300]  # the last two are bad
+    rows = [Row(n, f"line {n}", {"q": text, "s": "The weather is 42"}) for n, text in enumerate(texts)]
+    _, (_, found) = encode_in_order([rows, rows], encoder, num_workers=2, tokens_before_workers=0)
+    expected = encoder.encode(rows)
+    assert found.token_ids.tolist() == expected.token_ids.tolist()
+    assert found.lengths.tolist() == expected.lengths.tolist()
+    assert [bad.index for bad in found.bad] == [3, 4]
+    assert found.bad == expected.bad
+
+
 def test_worker_gets_the_tokenizer_without_torch(tmp_path: Path) -> None:
-    from batchgen.job.encode import RowEncoder
     from tests.tiny_models import byte_tokenizer
 
     spec = InputSpec(path="in.jsonl", template="{{ q }}")
