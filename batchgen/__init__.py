@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from batchgen.job.load import load_job
     from batchgen.job.run import run_job
-    from batchgen.job.spec import JobSpec
+    from batchgen.job_spec import JobSpec
     from batchgen.sampling_params import SamplingParams
 
 __all__ = ["JobSpec", "SamplingParams", "__version__", "load_job", "run_job"]
 __version__ = "0.1.0"
 
 _ROOMS = {
-    "JobSpec": "batchgen.job.spec",
+    "JobSpec": "batchgen.job_spec",
     "SamplingParams": "batchgen.sampling_params",
     "load_job": "batchgen.job.load",
     "run_job": "batchgen.job.run",

@@ -144,7 +144,7 @@ def schema() -> None:
 
     Example: batchgen schema > batchgen.schema.json
     """
-    from batchgen.job.spec import JobSpec
+    from batchgen.job_spec import JobSpec
 
     click.echo(json.dumps(JobSpec.model_json_schema(), indent=2))
 

@@ -9,7 +9,7 @@ import pytest
 
 from batchgen.cli import main
 from batchgen.job.load import load_job
-from batchgen.job.spec import JobSpec
+from batchgen.job_spec import JobSpec
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from batchgen.errors import InputError, RowError
 from batchgen.io import strict_json
 
 if TYPE_CHECKING:
-    from batchgen.job.spec import InputSpec
+    from batchgen.job_spec import InputSpec
 
 _SETTINGS = ("id", "system", "prompt", "messages", "text", "token_ids")
 

@@ -15,7 +15,7 @@ from batchgen.io.parquet import ParquetInput
 from batchgen.io.rows import Row, RowBatch
 
 if TYPE_CHECKING:
-    from batchgen.job.spec import InputSpec
+    from batchgen.job_spec import InputSpec
 
 
 class Input(Protocol):

@@ -1,1 +1,1 @@
-"""Job: what the user asked (`spec`, `load`, `resolve`) and the whole story of a run (`run`)."""
+"""Job: what the user asked (`load`, `resolve`) and the whole story of a run (`run`)."""

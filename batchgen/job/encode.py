@@ -22,7 +22,7 @@ from batchgen.prompts.prompt import BadRow, Prompts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from batchgen.job.spec import InputSpec
+    from batchgen.job_spec import InputSpec
 
 
 class RowEncoder:

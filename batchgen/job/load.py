@@ -20,7 +20,7 @@ from batchgen.errors import SpecError
 from batchgen.job.document import Key, Problem, dotted, find, read_document, set_override, to_plain
 from batchgen.job.paths import absolute_path, input_path, model_path, output_conflicts
 from batchgen.job.problems import schema_problems, section_keys
-from batchgen.job.spec import JobSpec
+from batchgen.job_spec import JobSpec
 
 logger = logging.getLogger("batchgen")
 

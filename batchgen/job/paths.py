@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from batchgen.errors import SpecError
-from batchgen.job.spec import JobSpec
+from batchgen.job_spec import JobSpec
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from ruamel.yaml.nodes import MappingNode
 
 from batchgen.job.document import Key, Problem, find, written
-from batchgen.job.spec import LIST_BRANCH, TEXT_BRANCH, JobSpec
+from batchgen.job_spec import LIST_BRANCH, TEXT_BRANCH, JobSpec
 
 # pydantic's error type -> what was expected; braces are filled from the error's own context.
 _EXPECTED = {

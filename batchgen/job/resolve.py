@@ -19,7 +19,7 @@ from ruamel.yaml.representer import SafeRepresenter
 
 from batchgen.errors import ModelError
 from batchgen.job.load import Job
-from batchgen.job.spec import SamplingSpec
+from batchgen.job_spec import SamplingSpec
 from batchgen.sampling_params import SamplingParams
 
 _FROM_MODEL = ("temperature", "top_p", "top_k", "min_p")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from batchgen.errors import InputError
 from batchgen.io.readers import Input
 from batchgen.io.writers import ResultWriter
-from batchgen.job.spec import JobSpec, OutputSpec
+from batchgen.job_spec import JobSpec, OutputSpec
 from batchgen.request_output import FinishReason, RequestOutput
 from batchgen.stats.report import RowCounts
 

@@ -29,8 +29,8 @@ from batchgen.prompts.prompt import Prompts, RowKeys, row_key
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from batchgen.job.spec import InputSpec
     from batchgen.job.target import Target
+    from batchgen.job_spec import InputSpec
 
 
 _LABEL_CHARS = 64

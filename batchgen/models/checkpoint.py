@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from batchgen.errors import ModelError
-from batchgen.job.spec import ModelSpec
+from batchgen.job_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
 from batchgen.errors import CapacityError, ModelError
-from batchgen.job.spec import ModelSpec
+from batchgen.job_spec import ModelSpec
 from batchgen.models.checkpoint import Checkpoint, explained, find_checkpoint
 from batchgen.models.device import available_memory, has_bfloat16
 from batchgen.models.support import refuse_unsupported

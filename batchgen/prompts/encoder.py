@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from batchgen.io.rows import Row
-    from batchgen.job.spec import InputSpec
+    from batchgen.job_spec import InputSpec
 
 
 class PromptEncoder:

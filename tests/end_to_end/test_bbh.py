@@ -18,7 +18,7 @@ import torch
 
 from batchgen.job.load import load_job
 from batchgen.job.run import run_job
-from batchgen.job.spec import ModelSpec
+from batchgen.job_spec import ModelSpec
 from batchgen.models.load import ModelInfo, inspect_model, load_weights
 from batchgen.stats.report import RunReport
 

@@ -8,7 +8,7 @@ import pytest
 
 from batchgen.errors import InputError, RowError
 from batchgen.io.columns import missing_column, prompt_columns
-from batchgen.job.spec import InputSpec
+from batchgen.job_spec import InputSpec
 
 
 def columns_of(**settings: Any) -> Any:

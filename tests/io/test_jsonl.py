@@ -17,7 +17,7 @@ from batchgen.errors import InputError
 from batchgen.io import jsonl
 from batchgen.io.readers import Input, open_input
 from batchgen.io.rows import Row
-from batchgen.job.spec import InputSpec
+from batchgen.job_spec import InputSpec
 
 
 def open_lines(folder: Path, data: bytes, name: str = "data.jsonl", **settings: Any) -> Input:

@@ -12,7 +12,7 @@ import pytest
 
 from batchgen.errors import InputError
 from batchgen.io.readers import Input, open_input
-from batchgen.job.spec import InputSpec
+from batchgen.job_spec import InputSpec
 
 NOTES = pa.array(["note a", "note b"])
 DICTIONARY = pa.dictionary(pa.int32(), pa.string())

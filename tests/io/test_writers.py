@@ -18,7 +18,7 @@ import batchgen
 from batchgen.errors import InputError, OutputError
 from batchgen.io import Input, OutputFolder, ResultWriter, open_input, output_schema
 from batchgen.io.files import Format
-from batchgen.job.spec import InputSpec
+from batchgen.job_spec import InputSpec
 from batchgen.request_output import FinishReason, RequestOutput
 
 ADDED = pa.schema(

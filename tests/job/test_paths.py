@@ -9,7 +9,7 @@ import pytest
 
 from batchgen.errors import SpecError
 from batchgen.job.paths import absolute_path, input_path, model_path, output_conflicts
-from batchgen.job.spec import JobSpec
+from batchgen.job_spec import JobSpec
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,8 @@ from batchgen.engine.philox import draw_key
 from batchgen.errors import InputError
 from batchgen.io.readers import open_input
 from batchgen.job.encode import RowEncoder
-from batchgen.job.spec import InputSpec
 from batchgen.job.tokenise import TokenisedRows, tokenise
+from batchgen.job_spec import InputSpec
 from batchgen.plan.token_store import TokenStore
 from batchgen.prompts.prompt import repeated_key, row_key
 from batchgen.sampling_params import SamplingParams

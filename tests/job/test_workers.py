@@ -19,8 +19,8 @@ import pytest
 from batchgen.errors import BatchgenError
 from batchgen.io.rows import Row
 from batchgen.job.encode import RowEncoder
-from batchgen.job.spec import InputSpec
 from batchgen.job.workers import encode_in_order
+from batchgen.job_spec import InputSpec
 from batchgen.prompts.prompt import Prompts
 
 ROOT = Path(__file__).parents[2]

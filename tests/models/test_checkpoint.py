@@ -12,7 +12,7 @@ from huggingface_hub.errors import (
 )
 
 from batchgen.errors import ModelError
-from batchgen.job.spec import ModelSpec
+from batchgen.job_spec import ModelSpec
 from batchgen.models import checkpoint
 from batchgen.models.checkpoint import Checkpoint, explained, find_checkpoint
 

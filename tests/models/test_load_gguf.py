@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from batchgen.job.spec import ModelSpec
+from batchgen.job_spec import ModelSpec
 from batchgen.models import load
 from batchgen.models.load import inspect_model, load_weights
 from tests.tiny_models import byte_tokenizer, context_model

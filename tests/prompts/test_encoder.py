@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from batchgen.errors import ModelError, RowError
 from batchgen.io.rows import Row
-from batchgen.job.spec import InputSpec
+from batchgen.job_spec import InputSpec
 from batchgen.prompts.encoder import PromptEncoder
 from tests.tiny_models import (
     BOS,

@@ -1,4 +1,4 @@
-"""JobSpec: what the user asked, checked. Knows every key of a job file and nothing of files, models or rows.
+"""JobSpec: what the user asked, checked. A root noun: every key of a job file, and nothing of files, models or rows.
 
 A key enters here when it works; any other is refused as unknown. Values that a model's own `generation_config` may
 give are None here when the job file does not set them (`job/resolve.py` fills them and records where each came from).
