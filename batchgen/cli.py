@@ -53,7 +53,7 @@ class _EchoHandler(logging.Handler):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="batchgen")
 def main() -> None:
-    """Prompts from Parquet or JSONL in, completions in Parquet out; every shared prefix is computed once.
+    """Prompts from Parquet or JSON lines in, completions out; every shared prefix is computed once.
 
     Example: batchgen run jobs/quickstart.yaml
     """

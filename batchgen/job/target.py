@@ -18,7 +18,7 @@ from batchgen.models.load import ModelInfo, build_meta_model, inspect_model
 from batchgen.models.probe import AttentionLayer, probe_attention
 from batchgen.sampling_params import SamplingParams
 
-# Measured on neither: a CPU's matrix products gain nothing beyond these, a GPU's memory is the limit long before.
+# Starting points, not measured: the rows and tokens from which larger matrix products should gain little.
 _MAX_NUM_SEQS = {"cpu": 128, "cuda": 512}
 _MAX_BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
 
