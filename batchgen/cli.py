@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import traceback
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,8 @@ def plan(
 
     Example: batchgen plan jobs/quickstart.yaml --tokens-per-second 800
     """
+    if tokens_per_second is not None and not math.isfinite(tokens_per_second):
+        raise click.BadParameter(f"{tokens_per_second} is no rate", param_hint="--tokens-per-second")
     _log_to_stderr(logging.WARNING if quiet else logging.INFO)
     from batchgen.job.load import load_job
 

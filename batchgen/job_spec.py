@@ -132,7 +132,7 @@ class EngineSpec(_Section):
     block_size: Annotated[int, Field(ge=1, le=1024)] = Field(16, description="token slots in a KV block")
     num_blocks: PositiveCount | None = Field(None, description="null: from memory")
     memory_fraction: Annotated[Number, Field(gt=0, le=1)] = Field(
-        0.9, description="of the device's memory, or on a CPU of the memory available to the process"
+        0.9, description="of the memory left beside the model and a step's own needs"
     )
     expected_tokens: PositiveCount | None = Field(
         None, description="output length that admission reserves; null: learnt from finished rows"

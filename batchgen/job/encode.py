@@ -20,7 +20,7 @@ from batchgen.prompts.encoder import PromptEncoder
 from batchgen.prompts.prompt import BadRow, Prompts
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerFast
 
     from batchgen.job_spec import InputSpec
 
@@ -33,7 +33,7 @@ class RowEncoder:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerFast,
         spec: InputSpec,
         *,
         vocab_size: int,

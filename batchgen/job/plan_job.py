@@ -178,7 +178,7 @@ def _time(job: Job, target: Target, rows: TokenisedRows, plan: Plan, tokens_per_
     num_output = int(np.minimum(rows.max_tokens[plan.order], output).sum())
     num_computed = plan.num_prompt_tokens - plan.hit_ceiling + num_output
     rate, source = tokens_per_second, "--tokens-per-second"
-    if rate is None and earlier is not None:
+    if rate is None and earlier is not None and earlier.computed_tokens_per_second:  # not 0: every row failed
         rate, source = earlier.computed_tokens_per_second, f"measured in the run of {earlier.started} in output.path"
     return TimeEstimate(
         num_output_tokens=num_output,

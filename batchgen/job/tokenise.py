@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from bisect import bisect_left
 from collections.abc import Generator, Sequence
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from batchgen.engine.philox import draw_key
 from batchgen.errors import InputError
+from batchgen.io.columns import missing_column, prompt_columns
 from batchgen.io.readers import Input
 from batchgen.io.rows import Row, RowBatch
 from batchgen.job.encode import RowEncoder
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 
 _LABEL_CHARS = 64
+
+log = logging.getLogger("batchgen")
 
 
 class BadRows(Protocol):
@@ -86,7 +90,22 @@ def tokenise(
                 bad_rows.fail(bad.index, bad.error, bad.num_tokens)
             bar.update(len(prompts.lengths))
     refused.check(collected.num_rows)
+    _check_columns(source, encoder.spec)
     return collected.finish(target)
+
+
+def _check_columns(source: Input, spec: InputSpec) -> None:
+    """Every named column must be in some row; of JSON lines the columns are known only when all have been read.
+
+    Raises InputError for a column that prompts are made of; `id` and `system` are optional, and only warned of.
+    """
+    present = source.schema.names
+    for column, setting in prompt_columns(spec).settings.items():
+        if present and column not in present and setting != "template":
+            error = missing_column(source.files[0], setting, column, present)
+            if setting not in ("id", "system"):
+                raise error
+            log.warning("%s", error)
 
 
 class _Collector:

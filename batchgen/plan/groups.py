@@ -87,7 +87,7 @@ class Spread(NamedTuple):
 class LargeGroup:
     """One group, for a table."""
 
-    first_row: int  # position in the token store of the row that is visited first
+    first_row: int  # position in the token store of the row that comes first in the input
     num_rows: int
     prefix_tokens: int
 
@@ -115,5 +115,7 @@ def summarise_groups(
         num_rows=int(rows.sum()),
         rows=Spread.of(rows),
         prefix_tokens=Spread.of(prefix_tokens),
-        largest=[LargeGroup(int(order[start[i]]), int(rows[i]), int(prefix_tokens[i])) for i in largest],
+        largest=[
+            LargeGroup(int(order[start[i] : stop[i]].min()), int(rows[i]), int(prefix_tokens[i])) for i in largest
+        ],
     )

@@ -28,7 +28,7 @@ class Plan:
     num_prompt_tokens: int
     num_unique_tokens: int  # nodes of the prefix tree of tokens: what must be computed were blocks of no size
     hit_ceiling: int  # prompt tokens that the best order and an endless cache would find, at this block size
-    ceilings: Mapping[int, int]  # block size -> the same with a prefix cache, for BLOCK_SIZES
+    ceilings: Mapping[int, int]  # block size -> the same, for BLOCK_SIZES
     tail_waste: Mapping[int, int]  # block size -> slots left empty in last blocks, for BLOCK_SIZES
     num_blocks_needed: int  # more blocks than this are never used and kept at once
 
@@ -63,7 +63,7 @@ def make_plan(
         num_prompt_tokens=int(lengths.sum()),
         num_unique_tokens=int(lengths.sum() - lexicographic.shared.sum()),
         hit_ceiling=hit_ceiling(lengths, before, block_size) if share else 0,
-        ceilings={size: hit_ceiling(lengths, before, size) for size in BLOCK_SIZES},
+        ceilings={size: hit_ceiling(lengths, before, size) if share else 0 for size in BLOCK_SIZES},
         tail_waste={size: tail_waste(lengths, longest[lexicographic.positions], size) for size in BLOCK_SIZES},
         num_blocks_needed=num_blocks_needed(
             tokens.lengths(visited),

@@ -22,7 +22,7 @@ from batchgen.prompts.text_encoder import TextEncoder
 from batchgen.prompts.user_template import UserTemplate
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerFast
 
     from batchgen.io.rows import Row
     from batchgen.job_spec import InputSpec
@@ -37,7 +37,7 @@ class PromptEncoder:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, spec: InputSpec, *, vocab_size: int, clock: datetime
+        self, tokenizer: PreTrainedTokenizerFast, spec: InputSpec, *, vocab_size: int, clock: datetime
     ) -> None:
         self._spec = spec
         self._vocab_size = vocab_size

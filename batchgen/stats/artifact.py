@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from ruamel.yaml.error import YAMLError
 
 from batchgen.errors import OutputError
 from batchgen.stats.report import RunReport
+from batchgen.stats.tables import GROUPS, STEPS
 
 T = TypeVar("T")
 
@@ -32,9 +34,9 @@ def read_artifact(folder: Path) -> RunArtifact:
     """Read a finished run. Raises OutputError naming the folder or the file that is not as batchgen writes it."""
     return RunArtifact(
         report=read_report(folder),
-        groups=_read(folder / "stats/groups.parquet", pq.read_table),
-        steps=_read(folder / "stats/steps.parquet", pq.read_table),
-        job=_read(folder / "job.yaml", YAML(typ="safe", pure=True).load),
+        groups=_read(folder / "stats/groups.parquet", partial(_table, schema=GROUPS)),
+        steps=_read(folder / "stats/steps.parquet", partial(_table, schema=STEPS)),
+        job=_read(folder / "job.yaml", _resolved_job),
     )
 
 
@@ -43,6 +45,21 @@ def read_report(folder: Path) -> RunReport:
     if not (folder / "_SUCCESS").exists():
         raise OutputError(f"{folder}: no finished run, there is no _SUCCESS in it; run its job to the end first")
     return _read(folder / "report.json", lambda path: RunReport.from_json(path.read_text(encoding="utf-8")))
+
+
+def _table(path: Path, schema: pa.Schema) -> pa.Table:
+    table = pq.read_table(path)
+    if not table.schema.equals(schema):
+        raise ValueError(f"its columns are {', '.join(table.schema.names)}; expected {', '.join(schema.names)}")
+    return table
+
+
+def _resolved_job(path: Path) -> Mapping[str, Any]:
+    document = YAML(typ="safe", pure=True).load(path)
+    match document:
+        case {"job": {"model": {"path": _}, "engine": {"prefix_cache": _}}, "sources": {}}:
+            return document  # type: ignore[no-any-return]
+    raise ValueError("not a job.yaml as batchgen writes it into an output folder")
 
 
 def _read(path: Path, read: Callable[[Path], T]) -> T:

@@ -69,13 +69,23 @@ def _pool(report: RunReport) -> Iterator[Finding]:
 
 
 def _cure_of_pool(report: RunReport, recomputed: float) -> str:
-    cure = f"Raise engine.num_blocks (now {report.num_blocks:,}, by {report.pool_reason}) or engine.memory_fraction"
+    cure = _more_blocks(report)
     if recomputed >= WORK_SHARE:
         return f"{cure}; a higher engine.expected_tokens lets rows wait instead of being computed twice"
     if 2 * report.num_reservation_steps > report.num_waiting_steps:
         mean = ratio(report.num_output_tokens, report.num_rows) or 0.0
         return f"{cure}; if engine.expected_tokens is set, lower it towards the {mean:.0f} tokens that a row came to"
     return cure
+
+
+def _more_blocks(report: RunReport) -> str:
+    """What gives a larger pool, by what decided its size."""
+    if report.pool_reason == "engine.num_blocks":
+        return f"Raise engine.num_blocks (now {report.num_blocks:,}), or leave it out"
+    return (
+        f"The memory decided the pool of {report.num_blocks:,} blocks: raise engine.memory_fraction, or use a smaller "
+        "model.dtype or a device with more memory"
+    )
 
 
 def _padding(report: RunReport) -> Iterator[Finding]:
@@ -126,7 +136,7 @@ def _retention(report: RunReport) -> Iterator[Finding]:
     if report.visiting_order == "input":
         cure = "Set engine.order: prefix, which runs the rows of a prefix one after the other"
     else:
-        cure = "Raise engine.num_blocks or engine.memory_fraction, so that the next row's prefix can stay"
+        cure = f"{_more_blocks(report)}, so that the next row's prefix can stay"
     yield Finding("retention", cost, cure)
 
 

@@ -131,9 +131,12 @@ class RunReport:
         if version != SCHEMA_VERSION:
             raise ValueError(f"schema_version is {version}, this batchgen reads {SCHEMA_VERSION}")
         try:
-            return cls(**{**values, **_revived(values)})
-        except (TypeError, KeyError, AttributeError) as error:
+            report = cls(**{**values, **_revived(values)})
+            report.table()  # every figure can be shown
+            assert set(report.seconds) == set(SECONDS), "seconds by other parts"
+        except (TypeError, KeyError, AttributeError, ValueError, AssertionError) as error:
             raise ValueError(f"not the fields of a report: {error}") from error
+        return report
 
     @property
     def exit_code(self) -> int:
@@ -163,15 +166,18 @@ class RunReport:
         }
         if self.errors:
             error, count = next(iter(self.errors.items()))
-            lines["most common error"] = f"{error} ({count:,} rows)"
+            lines["most common error"] = f"{error} ({count:,} {'row' if count == 1 else 'rows'})"
         width = max(map(len, lines)) + 2
         indent = " " * width
         diagnosis = [
             fill(unbroken(line), _TABLE_WIDTH, initial_indent=indent, subsequent_indent=indent).replace("\u00a0", " ")
-            for line in in_words(self.findings)
+            for line in (in_words(self.findings) if self.num_ok or not self.num_failed else [_ALL_FAILED])
         ]
         table = [f"{name:<{width}}{value}" for name, value in lines.items()]
         return "\n".join([*table, f"{'diagnosis':<{width}}{diagnosis[0].lstrip()}", *diagnosis[1:]])
+
+
+_ALL_FAILED = "every row failed; see their errors"
 
 
 def _revived(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -167,3 +167,16 @@ def test_line_of_3_mb_fails_with_its_token_count(run_tiny: TinyRunner) -> None: 
     assert "3000006 tokens" in result.rows[1]["error"]
     assert len(result.rows[1]["error"]) < 300
     assert result.table.schema.field("prompt").type == pa.string()
+
+
+def test_a_prompt_column_that_no_row_has_is_refused_with_the_nearest_name(run_tiny: TinyRunner) -> None:
+    result = run_tiny([{"id": "1", "prompt": "note a"}], input={"prompt": "promt"})
+    assert result.exit_code == 2
+    assert "no column 'promt' (input.prompt); did you mean 'prompt'?" in str(result.error)
+
+
+def test_an_optional_column_that_no_row_has_is_warned_of(
+    run_tiny: TinyRunner, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run_tiny([{"id": "1", "prompt": "note a"}], input={"system": "sistem"}).exit_code == 0
+    assert "no column 'sistem' (input.system)" in caplog.text

@@ -148,3 +148,10 @@ def test_a_tokenizer_that_cannot_be_cut_encodes_clean_text_whole_and_refuses_con
     hidden, literals = encoder.control_tokens.hide("a<eos>")
     with pytest.raises(RowError, match="'<eos>', which this tokenizer cannot encode"):
         encoder.encode_chat(hidden, literals)
+
+
+def test_truncation_and_padding_of_the_tokenizer_file_do_not_count() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.backend_tokenizer.enable_truncation(4)
+    tokenizer.backend_tokenizer.enable_padding(length=20)
+    assert TextEncoder(tokenizer).encode_raw("a text") == list(b"a text")

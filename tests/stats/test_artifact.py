@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from batchgen.errors import OutputError
@@ -57,3 +60,24 @@ def test_a_file_that_is_missing_or_damaged_is_named(finished: Path, name: str) -
     (finished / name).unlink()
     with pytest.raises(OutputError, match=f"{name}: missing"):
         read_artifact(finished)
+
+
+def test_a_table_with_other_columns_is_named(finished: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}), finished / "stats/steps.parquet")
+    with pytest.raises(OutputError, match=r"steps\.parquet: cannot be read: its columns are a; expected"):
+        read_artifact(finished)
+
+
+@pytest.mark.parametrize("text", ["", "job: {}\n", "- 1\n"])
+def test_a_job_file_that_is_not_ours_is_named(finished: Path, text: str) -> None:
+    (finished / "job.yaml").write_text(text)
+    with pytest.raises(OutputError, match=r"job\.yaml: cannot be read: not a job\.yaml as batchgen writes it"):
+        read_artifact(finished)
+
+
+@pytest.mark.parametrize(("key", "value"), [("seconds", {}), ("num_rows", "x")])
+def test_a_report_with_other_values_is_named(finished: Path, key: str, value: object) -> None:
+    values = json.loads((finished / "report.json").read_text())
+    (finished / "report.json").write_text(json.dumps({**values, key: value}))
+    with pytest.raises(OutputError, match=r"report\.json: cannot be read: not the fields of a report"):
+        read_report(finished)

@@ -34,7 +34,7 @@ def test_a_tiny_pool_makes_rows_wait() -> None:
     assert kinds(report) == ["pool"]
     [finding] = report.findings
     assert f"in {report.num_waiting_steps:,} of {report.num_steps:,} steps" in finding.cost
-    assert "engine.num_blocks (now 24, by engine.num_blocks)" in finding.cure
+    assert "Raise engine.num_blocks (now 24), or leave it out" in finding.cure
 
 
 def test_a_tiny_pool_that_admits_too_much_computes_twice() -> None:
