@@ -1,8 +1,8 @@
 """The command line: argv to calls, and the one place that turns exceptions into exit codes.
 
     0    every row is good             3    finished, some rows failed
-    2    refused before generating     130  interrupted
-    1    a bug
+    2    refused before generating     130  interrupted by SIGINT (Ctrl-C)
+    1    a bug                         143  interrupted by SIGTERM
 
 Nothing heavy is imported before a command needs it.
 """
@@ -19,6 +19,7 @@ import click
 
 from batchgen import __version__
 from batchgen.errors import BatchgenError
+from batchgen.job.interrupt import Interrupt, Interrupted
 
 REFUSED, INTERRUPTED, BUG = 2, 130, 1
 
@@ -32,6 +33,9 @@ class _Group(click.Group):
         except BatchgenError as error:
             click.echo(str(error), err=True)
             ctx.exit(REFUSED)
+        except Interrupted as interrupted:
+            click.echo(f"batchgen: {interrupted}", err=True)
+            ctx.exit(interrupted.exit_code)
         except KeyboardInterrupt:
             click.echo("batchgen: interrupted", err=True)
             ctx.exit(INTERRUPTED)
@@ -67,17 +71,19 @@ def main() -> None:
 def run(ctx: click.Context, job_file: Path, overrides: tuple[str, ...], quiet: bool) -> None:
     """Run a job: the whole file is checked first, then the model is loaded.
 
-    Exits with 0 if every row is good, 3 if some failed, 2 if the job, its input or its model was refused.
+    Exits with 0 if every row is good, 3 if some failed, 2 if the job, its input or its model was refused. After
+    SIGINT or SIGTERM the finished rows are kept, and the exit code is 130 or 143.
 
     Example: batchgen run jobs/quickstart.yaml --set sampling.seed=1 --set input.limit=100
     """
     _log_to_stderr(logging.WARNING if quiet else logging.INFO)
-    from batchgen.job.load import load_job
+    with Interrupt() as interrupt:
+        from batchgen.job.load import load_job
 
-    job = load_job(job_file, overrides)
-    from batchgen.job.run import run_job  # imports torch, so only after the job file is known to be good
+        job = load_job(job_file, overrides)
+        from batchgen.job.run import run_job  # imports torch, so only after the job file is known to be good
 
-    report = run_job(job, quiet=quiet)
+        report = run_job(job, quiet=quiet, interrupt=interrupt)
     click.echo(report.table())
     click.echo(report.summary())
     ctx.exit(report.exit_code)
