@@ -145,6 +145,38 @@ def plan(
 
 
 @main.command()
+@click.argument("folder", metavar="OUT", type=click.Path(path_type=Path))
+def status(folder: Path) -> None:
+    """Show how far the run in an output folder is: finished, running, or stopped, and its rows so far.
+
+    Example: batchgen status out/monday
+    """
+    from batchgen.io.folder import OutputFolder
+    from batchgen.io.unfinished import describe_unfinished
+    from batchgen.stats.artifact import read_report
+
+    output = OutputFolder(folder)
+    is_finished = output.success.exists()
+    click.echo(f"finished\n{read_report(folder).summary()}" if is_finished else describe_unfinished(output))
+
+
+@main.command()
+@click.argument("folder", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--to", required=True, metavar="FOLDER", type=click.Path(path_type=Path), help="A new or empty folder.")
+def export(folder: Path, to: Path) -> None:
+    """Write the committed rows of an unfinished run as Parquet, by row_index, also while it runs.
+
+    The columns are row_index (0 is the first row of the input) and those that batchgen adds, without the input's own.
+
+    Example: batchgen export out/monday --to partial/monday
+    """
+    from batchgen.io.folder import OutputFolder
+    from batchgen.io.unfinished import export_committed
+
+    click.echo(f"rows={export_committed(OutputFolder(folder), to)}")
+
+
+@main.command()
 def schema() -> None:
     """Print the JSON schema of job files, for editors.
 

@@ -17,7 +17,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
+from click.testing import Result as CliResult
 
+from batchgen.cli import main
+from batchgen.io.lock import RunLock
 from batchgen.job import run as run_room
 from batchgen.job.interrupt import Interrupt, Interrupted
 from batchgen.job.load import load_job
@@ -273,3 +277,46 @@ def test_signal_before_the_first_row_leaves_nothing(run_tiny: TinyRunner, monkey
     with pytest.raises(Interrupted), Interrupt() as interrupt:
         run_room.run_job(load_job(job_file), quiet=True, interrupt=interrupt)
     assert list(job_file.with_suffix("").iterdir()) == []
+
+
+def command(*arguments: object) -> CliResult:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_status_of_a_stopped_and_of_a_finished_run(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_file = stopped(run_tiny, monkeypatch)
+    folder = job_file.with_suffix("")
+    shown = command("status", folder)
+    assert (shown.exit_code, shown.stdout.splitlines()[1]) == (0, "committed=3 ok=3 failed=0")
+    assert "not running" in shown.stdout
+    lock = RunLock(folder / ".state/lock")
+    lock.acquire()
+    assert f"running: process {os.getpid()} on " in command("status", folder).stdout
+    lock.release()
+    run_tiny.run_file(job_file)
+    assert command("status", folder).stdout == "finished\nok=8 failed=0\n"
+
+
+def test_export_gives_the_committed_rows_in_input_order(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_file = stopped(run_tiny, monkeypatch, 5)
+    partial = run_tiny.folder / "partial"
+    assert command("export", job_file.with_suffix(""), "--to", partial).stdout == "rows=5\n"
+    exported = pq.read_table(partial).to_pylist()
+    finished = run_tiny.run_file(job_file)
+    rows = [row["row_index"] for row in exported]
+    assert rows == sorted({*rows})
+    assert [row["completion"] for row in exported] == [finished.completions[row] for row in rows]
+    again = command("export", finished.folder, "--to", run_tiny.folder / "late")
+    assert (again.exit_code, again.stderr.count("the run is finished")) == (2, 1)
+
+
+def test_export_writes_into_no_folder_that_holds_something(
+    run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_file = stopped(run_tiny, monkeypatch)
+    result = command("export", job_file.with_suffix(""), "--to", run_tiny.folder)
+    assert (result.exit_code, result.stderr.count("is not empty")) == (2, 1)
+
+
+def test_folder_without_a_run_has_no_status(tmp_path: Path) -> None:
+    assert command("status", tmp_path).exit_code == 2
