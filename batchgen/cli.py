@@ -1,8 +1,8 @@
 """The command line: argv to calls, and the one place that turns exceptions into exit codes.
 
     0    every row is good             3    finished, some rows failed
-    2    refused before generating     130  interrupted
-    1    a bug
+    2    refused before generating     130  interrupted by SIGINT (Ctrl-C)
+    1    a bug                         143  interrupted by SIGTERM
 
 Nothing heavy is imported before a command needs it.
 """
@@ -20,6 +20,7 @@ import click
 
 from batchgen import __version__
 from batchgen.errors import BatchgenError
+from batchgen.job.interrupt import Interrupt, Interrupted
 
 REFUSED, INTERRUPTED, BUG = 2, 130, 1
 
@@ -33,6 +34,9 @@ class _Group(click.Group):
         except BatchgenError as error:
             click.echo(str(error), err=True)
             ctx.exit(REFUSED)
+        except Interrupted as interrupted:
+            click.echo(f"batchgen: {interrupted}", err=True)
+            ctx.exit(interrupted.exit_code)
         except KeyboardInterrupt:
             click.echo("batchgen: interrupted", err=True)
             ctx.exit(INTERRUPTED)
@@ -68,17 +72,19 @@ def main() -> None:
 def run(ctx: click.Context, job_file: Path, overrides: tuple[str, ...], quiet: bool) -> None:
     """Run a job: the whole file is checked first, then the model is loaded.
 
-    Exits with 0 if every row is good, 3 if some failed, 2 if the job, its input or its model was refused.
+    Exits with 0 if every row is good, 3 if some failed, 2 if the job, its input or its model was refused. After
+    SIGINT or SIGTERM the finished rows are kept, and the exit code is 130 or 143.
 
     Example: batchgen run jobs/quickstart.yaml --set sampling.seed=1 --set input.limit=100
     """
     _log_to_stderr(logging.WARNING if quiet else logging.INFO)
-    from batchgen.job.load import load_job
+    with Interrupt() as interrupt:
+        from batchgen.job.load import load_job
 
-    job = load_job(job_file, overrides)
-    from batchgen.job.run import run_job  # imports torch, so only after the job file is known to be good
+        job = load_job(job_file, overrides)
+        from batchgen.job.run import run_job  # imports torch, so only after the job file is known to be good
 
-    report = run_job(job, quiet=quiet)
+        report = run_job(job, quiet=quiet, interrupt=interrupt)
     click.echo(report.table())
     click.echo(report.summary())
     ctx.exit(report.exit_code)
@@ -139,6 +145,38 @@ def plan(
 
     job_plan = plan_job(job, tokens_per_second=tokens_per_second, quiet=quiet)
     click.echo(job_plan.to_json() if as_json else job_plan.table())
+
+
+@main.command()
+@click.argument("folder", metavar="OUT", type=click.Path(path_type=Path))
+def status(folder: Path) -> None:
+    """Show how far the run in an output folder is: finished, running, or stopped, and its rows so far.
+
+    Example: batchgen status out/monday
+    """
+    from batchgen.io.folder import OutputFolder
+    from batchgen.io.unfinished import describe_unfinished
+    from batchgen.stats.artifact import read_report
+
+    output = OutputFolder(folder)
+    is_finished = output.success.exists()
+    click.echo(f"finished\n{read_report(folder).summary()}" if is_finished else describe_unfinished(output))
+
+
+@main.command()
+@click.argument("folder", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--to", required=True, metavar="FOLDER", type=click.Path(path_type=Path), help="A new or empty folder.")
+def export(folder: Path, to: Path) -> None:
+    """Write the committed rows of an unfinished run as Parquet, by row_index, also while it runs.
+
+    The columns are row_index (0 is the first row of the input) and those that batchgen adds, without the input's own.
+
+    Example: batchgen export out/monday --to partial/monday
+    """
+    from batchgen.io.folder import OutputFolder
+    from batchgen.io.unfinished import export_committed
+
+    click.echo(f"rows={export_committed(OutputFolder(folder), to)}")
 
 
 @main.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ import batchgen
 from batchgen.cli import main
 from batchgen.errors import InputError, ModelError
 from batchgen.io.folder import OutputFolder
+from batchgen.job.interrupt import Interrupt, Interrupted
 from batchgen.job.run import write_report
 from tests.stats.scripted import run_script
 
@@ -64,7 +66,7 @@ class FakeRun:
         self.outcome: Report | BaseException = Report()
         self.calls: list[tuple[Any, bool]] = []
 
-    def __call__(self, job: Any, *, quiet: bool) -> Report:
+    def __call__(self, job: Any, *, quiet: bool, interrupt: Interrupt) -> Report:
         self.calls.append((job, quiet))
         if isinstance(self.outcome, BaseException):
             raise self.outcome
@@ -111,6 +113,14 @@ def test_mistake_of_the_user_exits_with_2_and_no_traceback(run_job: FakeRun, job
 def test_interrupt_exits_with_130(run_job: FakeRun, job: str) -> None:
     run_job.outcome = KeyboardInterrupt()
     assert invoke("run", job).exit_code == 130
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_exits_with_its_code_and_says_how_to_go_on(run_job: FakeRun, job: str, signum: int, code: int) -> None:
+    run_job.outcome = Interrupted(signum)
+    result = invoke("run", job)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert "run the same command again to continue" in result.stderr
 
 
 def test_bug_exits_with_1_and_a_traceback(run_job: FakeRun, job: str) -> None:
@@ -224,7 +234,7 @@ def finished(tmp_path: Path) -> Path:
     """The output folder of a finished run, without its completions."""
     folder = OutputFolder(tmp_path / "out")
     folder.claim()
-    folder.begin()
+    folder.begin("{}")
     write_report(folder, run_script(["aaaab", "aaaac"]).artifact())
     folder.mark_success()
     return folder.path

@@ -9,10 +9,11 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from batchgen.errors import OutputError
+from batchgen.io.lock import RunLock
 
 _SIGNS_OF_A_RUN = ("_SUCCESS", "completions", "report.json", ".state")
 _OURS = (*_SIGNS_OF_A_RUN, "stats", "report.html", "job.yaml")
@@ -21,7 +22,7 @@ _OUR_PARTS = re.compile(r"\.?(part-\d+\.(parquet|jsonl)|(job|groups|steps)\.parq
 
 
 class OutputFolder:
-    """`output.path`, used in this order: `check`, `claimed`, in it `begin`, and last `mark_success`."""
+    """`output.path`, used in this order: `check`, `claimed`, and in it `begin` and last `mark_success`."""
 
     def __init__(self, path: str | Path, overwrite: bool = False) -> None:
         self.path = Path(path)
@@ -33,53 +34,68 @@ class OutputFolder:
         self.success = self.path / "_SUCCESS"
         self.state = self.path / ".state"
         self.journal = self.state / "journal"
+        self.run_json = self.state / "run.json"
+        self.lock = RunLock(self.state / "lock")
+        self._seen: tuple[bool, bytes | None] | None = None  # the earlier run as `check` found it
+        self._is_resumed = False
+        self._keeps_state = False
 
-    def check(self, files_read: Iterable[Path]) -> None:
+    def check(self, files_read: Iterable[Path], *, is_known: bool = False) -> None:
         """Refuse a folder that cannot be written, holds another run, or holds a file that this run reads.
 
-        Changes nothing. Raises OutputError.
+        `is_known`: the caller knows which run is in it, and decides. Changes nothing. Raises OutputError.
         """
         with _as_output_error(self.path):
+            self._seen = self._earlier()
             self._refuse_own_input(files_read)
             self._refuse_unwritable()
-            self._refuse_other_run()
+            if not is_known:
+                self._refuse_other_run()
             self._refuse_foreign()
 
-    def claim(self) -> None:
-        """Take the folder for this run; results of an earlier one stay until `begin`.
+    def claim(self, *, resume: bool = False) -> None:
+        """Take the folder for this run; results of an earlier one stay until `begin`, and its journal with `resume`.
 
-        Call `check` first. Raises OutputError, also if another run has come in between.
+        Call `check` first. Raises OutputError, also if another run is at work or has come in between.
         """
         with _as_output_error(self.path):
-            if self.overwrite:
-                _remove(self.state)
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._make_state()
-            self.journal.mkdir()
+            self.state.mkdir(parents=True, exist_ok=True)
+            self.lock.acquire()
+            if self._seen not in (None, self._earlier()):
+                self.lock.release()
+                raise OutputError(f"{self.path}: another run has just been in this folder; start again")
+            self._is_resumed = self._keeps_state = resume
+            self._clean_state()
+            self.journal.mkdir(exist_ok=True)
 
-    def begin(self) -> None:
-        """The first row is about to run: with `overwrite`, remove what an earlier run wrote, and nothing else.
+    def begin(self, run_state: str) -> None:
+        """The first row is about to run: `run_state` goes to `.state/run.json`, and from now on the run can be resumed.
 
-        Raises OutputError.
+        With `overwrite`, first removes what an earlier run wrote, and nothing else. Raises OutputError.
         """
         with _as_output_error(self.path):
-            if self.overwrite:
+            if self.overwrite and not self._is_resumed:
                 for name in _OURS:  # _SUCCESS goes first: a half-removed run is no finished one
                     if name != self.state.name:
                         _remove(self.path / name)
+        with written_whole(self.run_json) as temporary:
+            temporary.write_text(run_state, encoding="utf-8")
+        self._keeps_state = True
+        with _as_output_error(self.path):
             self.completions.mkdir(exist_ok=True)
             self.stats.mkdir(exist_ok=True)
 
     @contextmanager
-    def claimed(self) -> Iterator[None]:
-        """`claim` for a block that ends with `begin`; a run refused in it leaves nothing in the next one's way."""
-        self.claim()
+    def claimed(self, *, resume: bool = False) -> Iterator[None]:
+        """`claim` for the block; a run that ends before `begin` leaves nothing in the next one's way."""
+        self.claim(resume=resume)
         try:
             yield
-        except BaseException:
-            with _as_output_error(self.path):
-                _remove(self.state)
-            raise
+        finally:
+            if self._keeps_state:
+                self.lock.release()
+            else:
+                self._drop_state()
 
     def write_text(self, name: str, text: str) -> None:
         """Put a small UTF-8 file into the folder, whole or not at all. Raises OutputError."""
@@ -89,14 +105,28 @@ class OutputFolder:
     def mark_success(self) -> None:
         """Write `_SUCCESS` and remove `.state/`, which is needed no longer. Call it last. Raises OutputError."""
         self.write_text(self.success.name, "")
-        with _as_output_error(self.state):
-            _remove(self.state)
+        self._drop_state()
 
-    def _make_state(self) -> None:
-        try:
-            self.state.mkdir()  # of two runs that start at once, one fails here
-        except FileExistsError:
-            raise OutputError(f"{self.path}: another run has just begun in this folder ({self.state})") from None
+    def _earlier(self) -> tuple[bool, bytes | None]:
+        """What tells one earlier run from another."""
+        return self.success.exists(), self.run_json.read_bytes() if self.run_json.is_file() else None
+
+    def _clean_state(self) -> None:
+        """Leave of `.state/` the lock, and of a run to be resumed what is whole."""
+        kept = {self.lock.path, self.journal, self.run_json} if self._is_resumed else {self.lock.path}
+        for path in self.state.iterdir():
+            if path not in kept:
+                _remove(path)
+        for path in self.journal.glob(".*.tmp"):
+            path.unlink()
+
+    def _drop_state(self) -> None:
+        with _as_output_error(self.state):
+            self._is_resumed = False
+            self._clean_state()
+            self.lock.release()
+            with suppress(OSError):  # not empty: the next run has it already
+                self.state.rmdir()
 
     def _refuse_own_input(self, files_read: Iterable[Path]) -> None:
         folder = Path(os.path.realpath(self.path))
@@ -116,7 +146,7 @@ class OutputFolder:
 
     def _refuse_other_run(self) -> None:
         signs = [name for name in _SIGNS_OF_A_RUN if (self.path / name).exists()]
-        if signs and not self.overwrite:
+        if signs and signs != [self.state.name] and not self.overwrite:  # only .state: no row of it was generated
             kind = "a finished run" if self.success.exists() else "another run"
             raise OutputError(
                 f"{self.path}: holds {kind} already ({', '.join(signs)}); "

@@ -18,13 +18,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from batchgen.errors import OutputError
 from batchgen.io.folder import written_whole
 from batchgen.io.schema import JOURNAL_SCHEMA
-from batchgen.request_output import RequestOutput
+from batchgen.request_output import FinishReason, RequestOutput
 
 ResultRow = tuple[Any, ...]  # the values of one row in the order of JOURNAL_SCHEMA
 FAN_IN = 64  # files open at once in a merge
 _GROUP_ROWS = 256
+_ENDING = ["row_index", "finish_reason", "sample_index", "error"]
 
 row_index = itemgetter(JOURNAL_SCHEMA.names.index("row_index"))
 sample_index = itemgetter(JOURNAL_SCHEMA.names.index("sample_index"))
@@ -34,6 +36,22 @@ _as_row = attrgetter(*JOURNAL_SCHEMA.names)
 def write_chunk(path: Path, outputs: Iterable[RequestOutput]) -> None:
     """Commit finished rows, given in any order. Durable on return. Raises OutputError."""
     _write_sorted(path, iter(sorted(map(_as_row, outputs), key=_position)))
+
+
+def committed_chunks(journal: Path) -> list[Path]:
+    """The chunks of a journal, oldest first; files that were not finished are none."""
+    return sorted(journal.glob("chunk-*.parquet"))
+
+
+def read_endings(chunks: Iterable[Path]) -> Iterator[RequestOutput]:
+    """How every row in the chunks ended: an output without its text and its counts. Raises OutputError."""
+    for path in chunks:
+        try:
+            table = pq.read_table(path, columns=_ENDING)
+        except (OSError, pa.ArrowException) as error:
+            raise OutputError(f"{path}: cannot be read: {error}; set output.overwrite: true to start over") from error
+        for row, reason, sample, text in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            yield RequestOutput(row, FinishReason(reason), sample_index=sample, error=text)
 
 
 def merge_chunks(chunks: Sequence[Path], scratch: Path) -> Iterator[ResultRow]:

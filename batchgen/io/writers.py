@@ -17,7 +17,16 @@ import pyarrow.parquet as pq
 
 from batchgen.io.files import Format
 from batchgen.io.folder import OutputFolder, written_whole
-from batchgen.io.journal import ResultRow, merge_chunks, row_index, sample_index, to_arrays, write_chunk
+from batchgen.io.journal import (
+    ResultRow,
+    committed_chunks,
+    merge_chunks,
+    read_endings,
+    row_index,
+    sample_index,
+    to_arrays,
+    write_chunk,
+)
 from batchgen.io.json_values import to_lines
 from batchgen.io.schema import ADDED_COLUMNS, output_schema
 from batchgen.request_output import RequestOutput
@@ -30,7 +39,7 @@ _GROUP_BYTES = 128 << 20
 
 
 class ResultWriter:
-    """Takes finished rows in any order and writes them in input order.
+    """Takes finished rows in any order and writes them in input order, behind those already in the folder's journal.
 
     A row is safe once its chunk is committed: after at most `rows_per_chunk` rows, or at the first `write` or
     `commit_if_due` that comes `seconds_per_chunk` after the last commit.
@@ -50,7 +59,11 @@ class ResultWriter:
         self._clock = clock
         self._last_commit = clock()
         self._waiting: list[RequestOutput] = []
-        self._chunks: list[Path] = []
+        self._chunks = committed_chunks(folder.journal)
+
+    def endings(self) -> Iterator[RequestOutput]:
+        """How the rows that are committed ended, without their texts. Raises OutputError for a damaged journal."""
+        return read_endings(self._chunks)
 
     def write(self, output: RequestOutput) -> None:
         """Take one finished sample of a row. Raises OutputError if a commit fails."""

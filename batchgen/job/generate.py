@@ -10,6 +10,7 @@ import numpy as np
 from batchgen.engine.assemble import EngineSettings, assemble_engine
 from batchgen.engine.engine import Engine
 from batchgen.engine.request import Request
+from batchgen.job.interrupt import Interrupt
 from batchgen.job.load import Job
 from batchgen.job.planning import fit_pool, plan_rows
 from batchgen.job.progress import Progress
@@ -63,16 +64,22 @@ class Generation:
     engine: Engine
     detokenizer: Detokenizer
 
-    def run(self, results: Results, *, quiet: bool) -> None:
-        """Run every planned row to its end; outputs go to `results` as they come."""
-        num_bad, stats = results.counts.num_failed, self.engine.stats
-        num_rows = num_bad + len(self.plan.order)
-        with Progress(num_rows, num_bad, stats, self.pool.num_blocks, quiet=quiet) as progress:
+    def run(self, results: Results, interrupt: Interrupt, *, quiet: bool) -> None:
+        """Run every planned row to its end; outputs go to `results` as they come.
+
+        However it ends, the rows that finished are committed. Raises Interrupted after the step in which a signal came.
+        """
+        num_done, stats = results.counts.num_done, self.engine.stats
+        num_rows = num_done + len(self.plan.order)
+        progress = Progress(num_rows, num_done, stats, self.pool.num_blocks, quiet=quiet)
+        with interrupt.deferred(), results.committed_at_end(), progress:
             for finished in self.engine.run(self._requests()):
                 for request in finished:
                     results.add(_output(request, self.detokenizer))
                 results.commit_if_due()
                 progress.step_done(len(finished))
+                if interrupt.is_requested:
+                    break
 
     def figures(self) -> PlannedFigures:
         """What the plan says, for the report."""
@@ -115,14 +122,15 @@ class Generation:
 def prepare_generation(
     job: Job, target: Target, rows: TokenisedRows, results: Results, watch: Stopwatch
 ) -> Generation | None:
-    """Plan and load the model; None, and no weight is read, when no row is left to run.
+    """Plan the rows that are not committed and load the model; None, and no weight is read, when no row is left to run.
 
     Rows whose prompt can never fit the KV pool go to `results`. Raises ModelError or CapacityError.
     """
-    if not len(rows):
+    left = results.left(rows.row_indices)
+    if not len(left):
         return None
     with watch.part("plan"):
-        plan = plan_rows(job, target, rows)
+        plan = plan_rows(job, target, rows, left)
     with watch.part("load"):
         model = load_weights(target.info, job.spec.model, target.device, IMPLEMENTATION)
     with watch.part("plan"):

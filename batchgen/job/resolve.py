@@ -68,7 +68,7 @@ def resolved_document(job: Job, settings: Sequence[Setting], extra: Mapping[str,
     sources = {key: job.sources.get(key, "default") for key in _leaves(document)}
     for setting in settings:
         section, _, name = setting.key.rpartition(".")
-        (document[section] if section else document)[name] = _plain(setting.value)
+        (document[section] if section else document)[name] = plain(setting.value)
         sources[setting.key] = setting.source
     return {"job": document, "sources": sources, **extra}
 
@@ -123,5 +123,6 @@ def _leaves(document: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A setting's value as YAML and JSON have it."""
     return sorted(value) if isinstance(value, frozenset) else list(value) if isinstance(value, tuple) else value

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+
 from batchgen.errors import InputError
 from batchgen.io.readers import Input
 from batchgen.io.writers import ResultWriter
 from batchgen.job_spec import JobSpec, OutputSpec
+from batchgen.plan.token_store import Positions
 from batchgen.request_output import FinishReason, RequestOutput
 from batchgen.stats.report import RowCounts
 
@@ -16,26 +24,50 @@ def max_errors(spec: JobSpec) -> int | None:
 
 
 class Results:
-    """Takes the outputs of a run in any order."""
+    """Takes the outputs of a run in any order; rows that an earlier session committed are counted from the start.
+
+    Raises InputError when those hold more bad rows than the job allows.
+    """
 
     def __init__(self, writer: ResultWriter, spec: JobSpec) -> None:
         self.counts = RowCounts()
         self._writer = writer
         self._max_errors = max_errors(spec)
+        self._committed = self._resume()  # [rows] int64, ascending: of earlier sessions
+
+    def left(self, row_indices: array[int]) -> Positions:
+        """Where in `row_indices` the rows stand that no earlier session committed."""
+        return np.flatnonzero(~np.isin(np.frombuffer(row_indices, np.int64), self._committed, assume_unique=True))
 
     def add(self, output: RequestOutput) -> None:
         """Write an output. Raises InputError when there are more bad rows than the job allows."""
-        self.counts.observe(output)
         self._writer.write(output)
+        self._count(output)
+
+    def _resume(self) -> npt.NDArray[np.int64]:
+        committed = array("q")
+        for output in self._writer.endings():
+            self._count(output)
+            committed.append(output.row_index)
+        self.counts.num_resumed = len(committed)
+        return np.sort(np.frombuffer(committed, np.int64)) if committed else np.empty(0, np.int64)
+
+    def _is_committed(self, row_index: int) -> bool:
+        place = int(np.searchsorted(self._committed, row_index))
+        return place < len(self._committed) and int(self._committed[place]) == row_index
+
+    def _count(self, output: RequestOutput) -> None:
+        self.counts.observe(output)
         if self._max_errors is not None and self.counts.num_failed > self._max_errors:
-            self._writer.commit()
             raise InputError(
                 f"stopped at bad row {self.counts.num_failed} (max_errors {self._max_errors}): {output.error}; "
                 "mend the row, or set on_error: continue and a larger max_errors"
             )
 
     def fail(self, row_index: int, error: str, prompt_tokens: int | None = None) -> None:
-        """A row that never ran."""
+        """A row that never ran; nothing happens where it is committed."""
+        if self._is_committed(row_index):
+            return
         self.add(
             RequestOutput(
                 row_index,
@@ -46,6 +78,14 @@ class Results:
                 cached_tokens=None if prompt_tokens is None else 0,
             )
         )
+
+    @contextmanager
+    def committed_at_end(self) -> Iterator[None]:
+        """A block after which every output so far is durable, also when it fails."""
+        try:
+            yield
+        finally:
+            self._writer.commit()
 
     def commit_if_due(self) -> None:
         """Let a commit happen by time also while no row ends."""

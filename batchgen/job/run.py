@@ -5,6 +5,7 @@ Row -read-> -tokenise-> Prompt -plan-> Request -schedule-> -run-> -update-> Requ
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Mapping
 from datetime import datetime
@@ -20,51 +21,65 @@ from batchgen.io.readers import open_input
 from batchgen.io.schema import output_schema
 from batchgen.io.writers import ResultWriter
 from batchgen.job.generate import Generation, prepare_generation
+from batchgen.job.interrupt import Interrupt
 from batchgen.job.load import Job
 from batchgen.job.resolve import Setting, dump_yaml, resolved_document
 from batchgen.job.results import Results
+from batchgen.job.resume import Start, decide
+from batchgen.job.run_state import RunState, read_earlier
 from batchgen.job.target import Target, inspect_target
 from batchgen.job.tokenise import row_encoder, tokenise
 from batchgen.models.load import check_weights_fit
 from batchgen.plan.token_store import TokenStore
-from batchgen.stats.artifact import RunArtifact
+from batchgen.stats.artifact import RunArtifact, read_report
 from batchgen.stats.counters import RunStats
 from batchgen.stats.page import render_page
 from batchgen.stats.report import PlannedFigures, RunReport, make_report
 from batchgen.stats.stopwatch import Stopwatch
 from batchgen.stats.tables import GROUPS, STEPS, groups_table, job_table, steps_table
 
+log = logging.getLogger("batchgen")
 
-def run_job(job: Job, *, quiet: bool = False) -> RunReport:
-    """Run a job from its input to the finished output folder.
 
-    Raises a BatchgenError when the job, its input, its model or its output folder is refused.
+def run_job(job: Job, *, quiet: bool = False, interrupt: Interrupt | None = None) -> RunReport:
+    """Run a job from its input to the finished output folder, or on from where an earlier session of it stopped.
+
+    Raises a BatchgenError when the job, its input, its model or its output folder is refused, and Interrupted when
+    `interrupt` is entered and a signal comes.
     """
-    watch, clock, spec = Stopwatch(), datetime.now(), job.spec
+    watch, started, spec = Stopwatch(), datetime.now(), job.spec
     folder = OutputFolder(spec.output.path, spec.output.overwrite)
     source = open_input(spec.input)
-    folder.check([*source.files, job.path])
+    earlier = read_earlier(folder)
+    folder.check([*source.files, job.path], is_known=earlier is not None)
     with watch.part("inspect"):
         target = inspect_target(job)
+        session = decide(job, target, source.files, folder, earlier, started)
+        if session.start is Start.COMPLETE:
+            log.info("%s: this job is complete already; nothing to do", folder.path)
+            return read_report(folder.path)
         check_weights_fit(target.info, target.device, spec.engine.memory_fraction)
-    encoder = row_encoder(target, spec.input, clock)
-    with folder.claimed():
+    target, state = target.with_seed(session.state.seed), session.state
+    encoder = row_encoder(target, spec.input, state.now)
+    with folder.claimed(resume=session.start is Start.RESUMED):
         results = Results(ResultWriter(folder), spec)
+        if session.start is Start.RESUMED:
+            log.info("%s: continues, %d rows are done already", folder.path, results.counts.num_resumed)
         with watch.part("tokenise"):
             store = TokenStore(folder.state / "tokens.bin")
             rows = tokenise(source, encoder, target, results, store, quiet=quiet)
         # refuses names and types that cannot be written; those of JSON lines are known only now
         output_schema(source.schema, spec.output.prefix, spec.output.format)
         generation = prepare_generation(job, target, rows, results, watch)
-        folder.begin()
-    if generation is not None:
-        with watch.part("run"):
-            generation.run(results, quiet=quiet)
-    with watch.part("write"):
-        results.finish(source, spec.output)
-    report = _report(job, target, results, generation, watch, clock)
-    write_report(folder, _artifact(report, generation, _resolved_job(job, target, generation, report, clock)))
-    folder.mark_success()
+        folder.begin(state.to_json())
+        if generation is not None:
+            with watch.part("run"):
+                generation.run(results, interrupt or Interrupt(), quiet=quiet)
+        with watch.part("write"):
+            results.finish(source, spec.output)
+        report = _report(job, target, results, generation, watch, started)
+        write_report(folder, _artifact(report, generation, _resolved_job(job, target, generation, report, state)))
+        folder.mark_success()
     return report
 
 
@@ -87,13 +102,13 @@ def write_report(folder: OutputFolder, artifact: RunArtifact) -> None:
 
 
 def _report(
-    job: Job, target: Target, results: Results, generation: Generation | None, watch: Stopwatch, clock: datetime
+    job: Job, target: Target, results: Results, generation: Generation | None, watch: Stopwatch, started: datetime
 ) -> RunReport:
     return make_report(
         results.counts,
         generation.engine.stats if generation else RunStats(job.spec.engine.block_size, target.max_model_len),
         generation.figures() if generation else PlannedFigures(),
-        started=clock.isoformat(timespec="seconds"),
+        started=started.isoformat(timespec="seconds"),
         visiting_order=job.spec.engine.order,
         seconds=watch.seconds(),
         environment={
@@ -114,7 +129,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _resolved_job(
-    job: Job, target: Target, generation: Generation | None, report: RunReport, clock: datetime
+    job: Job, target: Target, generation: Generation | None, report: RunReport, state: RunState
 ) -> dict[str, Any]:
     settings = list(target.settings)
     if generation:
@@ -123,8 +138,9 @@ def _resolved_job(
         )
     extra = {
         "environment": dict(report.environment),
-        "clock": clock.isoformat(),
+        "clock": state.clock,
         "eos_token_ids": sorted(target.info.eos_token_ids),
+        "run": state.to_dict(),
     }
     document = resolved_document(job, settings, extra)
     document["sources"]["eos_token_ids"] = "model"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,11 @@ class Target:
         """The most tokens that prompts of these lengths may get."""
         room = self.max_model_len - num_prompt_tokens
         return room if self.params.max_tokens is None else np.minimum(room, self.params.max_tokens)
+
+    def with_seed(self, seed: int) -> Target:
+        """The same with the seed that an earlier session drew."""
+        settings = [replace(each, value=seed) if each.key == "sampling.seed" else each for each in self.settings]
+        return replace(self, params=replace(self.params, seed=seed), settings=settings)
 
 
 def inspect_target(job: Job) -> Target:

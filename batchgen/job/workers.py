@@ -87,7 +87,8 @@ def _num_cores() -> int:
 
 def _begin_worker(encoder: RowEncoder) -> None:
     global _encoder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the parent ends its workers
+    for signum in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and `timeout` reach all processes; the parent ends workers
+        signal.signal(signum, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are the parallelism
     _encoder = encoder

@@ -35,7 +35,13 @@ class RowCounts:
 
     num_ok: int = 0
     num_failed: int = 0
+    num_resumed: int = 0  # of these two, from earlier sessions
     errors: Counter[str] = field(default_factory=Counter)  # what went wrong, without the row's place
+
+    @property
+    def num_done(self) -> int:
+        """Rows that ended, in either way."""
+        return self.num_ok + self.num_failed
 
     def observe(self, output: RequestOutput) -> None:
         """A row is done."""
@@ -122,6 +128,8 @@ class RunReport:
     slowest_rows: Sequence[RowTime]  # slowest first
     findings: Sequence[Finding]  # what cost this job; empty when nothing did
     environment: Mapping[str, str]
+    # 0 in reports of a time when nothing could be resumed. Rows are counted over all sessions, all else in the last one
+    num_resumed_rows: int = 0
 
     @classmethod
     def from_json(cls, text: str) -> RunReport:
@@ -154,7 +162,8 @@ class RunReport:
     def table(self) -> str:
         """The figures a user looks at first."""
         lines = {
-            "rows": f"{self.num_rows:,}: {self.num_ok:,} ok, {self.num_failed:,} failed",
+            "rows": f"{self.num_rows:,}: {self.num_ok:,} ok, {self.num_failed:,} failed"
+            + (f"; {self.num_resumed_rows:,} of them before this session" if self.num_resumed_rows else ""),
             "prompt tokens": f"{self.num_prompt_tokens:,} ({rate(self.prompt_tokens_per_second)})",
             "output tokens": f"{self.num_output_tokens:,} ({rate(self.output_tokens_per_second)})",
             "prefix hit rate": f"{percent(self.hit_rate)} of prompt tokens "
@@ -207,7 +216,7 @@ def make_report(
     report = RunReport(
         schema_version=SCHEMA_VERSION,
         started=started,
-        num_rows=rows.num_ok + rows.num_failed,
+        num_rows=rows.num_done,
         num_ok=rows.num_ok,
         num_failed=rows.num_failed,
         errors=dict(rows.errors.most_common()),
@@ -256,5 +265,6 @@ def make_report(
         slowest_rows=stats.slowest.rows(),
         findings=[],
         environment=dict(environment),
+        num_resumed_rows=rows.num_resumed,
     )
     return replace(report, findings=diagnose(report))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -31,7 +33,7 @@ def test_check_changes_nothing(tmp_path: Path) -> None:
 def test_the_folder_and_its_parents_are_made(tmp_path: Path) -> None:
     folder = OutputFolder(tmp_path / "a" / "b")
     folder.claim()
-    folder.begin()
+    folder.begin("{}")
     assert folder.completions.is_dir()
     assert folder.journal.is_dir()
 
@@ -41,7 +43,7 @@ def test_of_two_runs_that_start_at_once_one_is_refused(tmp_path: Path) -> None:
     first.check([])
     second.check([])
     first.claim()
-    with pytest.raises(OutputError, match="another run has just begun"):
+    with pytest.raises(OutputError, match=rf"process {os.getpid()} on {re.escape(socket.gethostname())} is running"):
         second.claim()
 
 
@@ -62,12 +64,42 @@ def test_a_folder_with_only_foreign_files_is_fine(tmp_path: Path) -> None:
     OutputFolder(tmp_path).check([])
 
 
-@pytest.mark.parametrize("sign", ["_SUCCESS", "completions", "report.json", ".state"])
+@pytest.mark.parametrize("sign", ["_SUCCESS", "completions", "report.json"])
 def test_another_run_is_refused_with_the_way_out(tmp_path: Path, sign: str) -> None:
     (tmp_path / sign).mkdir()
     with pytest.raises(OutputError, match=rf"({sign}).*output\.overwrite: true"):
         OutputFolder(tmp_path).check([])
     OutputFolder(tmp_path, overwrite=True).check([])
+
+
+def test_a_run_that_generated_nothing_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / ".state/journal").mkdir(parents=True)
+    (tmp_path / ".state/journal/chunk-000000.parquet").write_text("old")
+    folder = OutputFolder(tmp_path)
+    folder.check([])
+    folder.claim()
+    assert list(folder.journal.iterdir()) == []
+
+
+def test_resume_keeps_what_is_whole(tmp_path: Path) -> None:
+    for name in ("run.json", "tokens.bin", "journal/chunk-000000.parquet", "journal/.chunk-000001.parquet.tmp"):
+        (tmp_path / ".state" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / ".state" / name).write_text("old")
+    folder = OutputFolder(tmp_path)
+    folder.check([], is_known=True)
+    with folder.claimed(resume=True):
+        assert names_in(folder.state) == ["journal/chunk-000000.parquet", "lock", "run.json"]
+    assert names_in(folder.state) == ["journal/chunk-000000.parquet", "run.json"]
+
+
+def test_a_run_that_came_in_between_is_not_touched(tmp_path: Path) -> None:
+    late, first = OutputFolder(tmp_path, overwrite=True), OutputFolder(tmp_path)
+    late.check([])
+    with first.claimed():
+        first.begin("{}")
+    with pytest.raises(OutputError, match="another run has just been in this folder"):
+        late.claim()
+    assert first.run_json.exists()
 
 
 def test_overwrite_removes_our_files_only_and_only_when_writing_begins(tmp_path: Path) -> None:
@@ -77,8 +109,8 @@ def test_overwrite_removes_our_files_only_and_only_when_writing_begins(tmp_path:
     folder.check([])
     folder.claim()
     assert {"report.json", "_SUCCESS"} <= set(names_in(tmp_path))
-    folder.begin()
-    assert names_in(tmp_path) == ["notes.txt"]
+    folder.begin("{}")
+    assert names_in(tmp_path) == [".state/lock", ".state/run.json", "notes.txt"]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -101,7 +133,7 @@ def test_parts_of_the_other_format_are_replaced_with_the_rest(tmp_path: Path) ->
     folder = OutputFolder(tmp_path, overwrite=True)
     folder.check([])
     with folder.claimed():
-        folder.begin()
+        folder.begin("{}")
     assert list(folder.completions.iterdir()) == []
 
 
@@ -160,7 +192,7 @@ def test_failed_writing_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
 def test_success_comes_with_the_end_of_the_state(tmp_path: Path) -> None:
     folder = OutputFolder(tmp_path)
     folder.claim()
-    folder.begin()
+    folder.begin("{}")
     folder.mark_success()
     assert folder.success.exists()
     assert not folder.state.exists()

@@ -44,7 +44,7 @@ def written_parts(
     assert all(row.index >= 0 for row in input.read_rows())
     output = OutputFolder(folder)
     output.claim()
-    output.begin()
+    output.begin("{}")
     writer = ResultWriter(output, rows_per_chunk=sizes.pop("rows_per_chunk", 10_000))
     for each in answers:
         writer.write(each)
@@ -136,7 +136,7 @@ def test_input_that_changed_before_the_end_is_refused(tmp_path: Path) -> None:
     input = parquet_input(tmp_path, prompt=["a"])
     output = OutputFolder(tmp_path / "out")
     output.claim()
-    output.begin()
+    output.begin("{}")
     writer = ResultWriter(output)
     writer.write(answer(0))
     pq.write_table(pa.table({"prompt": ["a", "b"]}), tmp_path / "in.parquet")
@@ -192,7 +192,7 @@ def test_rows_are_committed_by_number_and_by_time(tmp_path: Path) -> None:
     now = 0.0
     output = OutputFolder(tmp_path / "out")
     output.claim()
-    output.begin()
+    output.begin("{}")
     writer = ResultWriter(output, rows_per_chunk=3, clock=lambda: now)
 
     def num_chunks() -> int:

@@ -26,7 +26,7 @@ def written() -> RunArtifact:
 def finished(tmp_path: Path, written: RunArtifact) -> Path:
     folder = OutputFolder(tmp_path / "out")
     folder.claim()
-    folder.begin()
+    folder.begin("{}")
     write_report(folder, written)
     folder.mark_success()
     return folder.path

@@ -1,0 +1,70 @@
+"""What an output folder says of its run from outside, while it is unfinished: its state, and its rows so far."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+
+from batchgen.errors import OutputError
+from batchgen.io.folder import OutputFolder
+from batchgen.io.journal import ResultRow, committed_chunks, merge_chunks, read_endings, to_arrays
+from batchgen.io.lock import live_holder
+from batchgen.io.schema import JOURNAL_SCHEMA
+from batchgen.io.writers import write_parts
+from batchgen.request_output import FinishReason
+
+_BATCH_ROWS = 1_000
+_ROWS_PER_PART = 1_000_000
+
+
+def describe_unfinished(folder: OutputFolder) -> str:
+    """Who runs it and what is committed, in two lines. Raises OutputError where there is no unfinished run."""
+    _refuse_other(folder)
+    holder = live_holder(folder.lock.path, time.time())
+    num_rows = num_failed = 0
+    for output in read_endings(committed_chunks(folder.journal)):
+        num_rows += 1
+        num_failed += output.finish_reason is FinishReason.ERROR
+    state = f"running: {holder}" if holder else "not running; the command that began it continues it"
+    return f"unfinished, {state}\ncommitted={num_rows} ok={num_rows - num_failed} failed={num_failed}"
+
+
+def export_committed(folder: OutputFolder, to: Path) -> int:
+    """Write the committed rows of an unfinished run to `to/part-00000.parquet` and so on, by row_index.
+
+    The columns are row_index (0 is the first row of the input) and those that batchgen adds. Returns the number of
+    rows. Raises OutputError: no unfinished run, or `to` is not empty or cannot be written.
+    """
+    _refuse_other(folder)
+    scratch = to / ".merge"
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        if any(to.iterdir()):
+            raise OutputError(f"{to}: is not empty; choose another folder")
+        chunks = committed_chunks(folder.journal)
+        write_parts(to, _batches(merge_chunks(chunks, scratch)), JOURNAL_SCHEMA, "parquet", _ROWS_PER_PART)
+        return sum(1 for _ in read_endings(chunks))
+    except FileNotFoundError as error:
+        raise OutputError(f"{folder.path}: the run has ended meanwhile ({error.filename} is gone)") from error
+    except OSError as error:
+        raise OutputError(f"{to}: cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _batches(rows: Iterator[ResultRow]) -> Iterator[pa.RecordBatch]:
+    names = JOURNAL_SCHEMA.names
+    while batch := list(islice(rows, _BATCH_ROWS)):
+        yield pa.RecordBatch.from_arrays(to_arrays(batch, names), schema=JOURNAL_SCHEMA)
+
+
+def _refuse_other(folder: OutputFolder) -> None:
+    if folder.success.exists():
+        raise OutputError(f"{folder.path}: the run is finished; its rows are in {folder.completions}")
+    if not folder.run_json.exists():
+        raise OutputError(f"{folder.path}: no run in it that has generated a row")

@@ -1,0 +1,67 @@
+"""Interrupt: what SIGINT and SIGTERM do to a run. The first one ends it in good order, a second one at once.
+
+Knows signals; knows nothing of rows. Imports nothing heavy, so that it can watch while the rest is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal ended the run; `exit_code` is what a shell expects of one that died of it."""
+
+    def __init__(self, signum: int) -> None:
+        name = signal.Signals(signum).name
+        super().__init__(f"interrupted by {name}; run the same command again to continue")
+        self.exit_code = 128 + signum
+
+
+class Interrupt:
+    """Watches for the signals while it is entered; in a thread that is not the main one it watches nothing."""
+
+    def __init__(self) -> None:
+        self._signum: int | None = None
+        self._is_deferred = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():  # the only one that may
+            self._previous = {signum: signal.signal(signum, self._handle) for signum in _SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether a signal has come; asked by a loop in `deferred`."""
+        return self._signum is not None
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """A block that the first signal does not cut: Interrupted is raised where the block ends well."""
+        self._is_deferred = True
+        try:
+            yield
+        finally:
+            self._is_deferred = False
+        if self._signum is not None:
+            raise Interrupted(self._signum)
+
+    def _handle(self, signum: int, _: FrameType | None) -> None:
+        if self._signum is not None:
+            # Not the default action, which the first process of a container never takes.
+            os._exit(128 + signum)
+        self._signum = signum
+        if not self._is_deferred:
+            raise Interrupted(signum)

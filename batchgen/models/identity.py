@@ -1,0 +1,50 @@
+"""Identity: what of a model decides its answers, in a few short texts that can be kept and compared.
+
+Reads no weight: a weight file is known by its size and time, a hub's by the commit.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from batchgen.job_spec import ModelSpec
+from batchgen.models.load import ModelInfo
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+_NO_CONTENT = ("_name_or_path", "transformers_version")
+
+
+def model_identity(info: ModelInfo, spec: ModelSpec) -> dict[str, str]:
+    """Key -> value of path, type, and content of config, tokenizer, chat template and weights.
+
+    Call it on an `info` that nothing has used yet: a tokenizer remembers how it was last called.
+    """
+    tokenizer = info.tokenizer
+    config = {key: value for key, value in info.config.to_dict().items() if key not in _NO_CONTENT}
+    return {
+        "model.path": spec.path,
+        "model.dtype": str(info.dtype).removeprefix("torch."),
+        "model config": _digest(config),
+        "model generation_config": _digest(info.generation_config),
+        "model tokenizer": _digest([tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map]),
+        "model chat template": _digest(tokenizer.chat_template),
+        **_weights(info, Path(spec.path).expanduser()),
+    }
+
+
+def _weights(info: ModelInfo, path: Path) -> dict[str, str]:
+    if not path.exists():
+        return {"model commit": str(getattr(info.config, "_commit_hash", None))}
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in _WEIGHTS)
+    states = {file.name: file.stat() for file in files}
+    return {
+        f"model weights {name}": f"{state.st_size} bytes of time {state.st_mtime_ns}" for name, state in states.items()
+    }
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

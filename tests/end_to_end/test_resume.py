@@ -1,0 +1,322 @@
+"""A run that is ended at any instant, by any signal, goes on where it stopped; a changed job is refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from click.testing import Result as CliResult
+
+from batchgen.cli import main
+from batchgen.io.lock import RunLock
+from batchgen.job import run as run_room
+from batchgen.job.interrupt import Interrupt, Interrupted
+from batchgen.job.load import load_job
+from batchgen.job.results import Results
+from batchgen.request_output import RequestOutput
+from tests.end_to_end.harness import Result, TinyRunner, cli_run, prompts
+from tests.end_to_end.test_output import snapshot
+from tests.tiny_models import uniform_model
+
+ROOT = Path(__file__).resolve().parents[2]
+NUM_ROWS = 240
+TOKENS = 120
+# The command line with small chunks, so that a short job has many commits.
+DRIVER = """
+import functools, torch
+import batchgen.job.run as room
+torch.set_num_threads(1)
+room.ResultWriter = functools.partial(room.ResultWriter, rows_per_chunk=4)
+from batchgen.cli import main
+main()
+"""
+SMALL = {"max_num_seqs": 4}
+
+
+def write_long_job(run_tiny: TinyRunner, **job: Any) -> Path:
+    """Sampled, so that an answer depends on its row's draws; every 40th row is bad."""
+    rows = [{"prompt": None if n % 40 == 39 else f"row {n}"} for n in range(NUM_ROWS)]
+    sampling = {"temperature": 1, "max_tokens": TOKENS, "ignore_eos": True, "seed": 3}
+    return run_tiny.write(rows, model=uniform_model, sampling=sampling, **{"engine": SMALL, **job})
+
+
+def start(job_file: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
+    command = [sys.executable, "-c", DRIVER, "run", str(job_file), "--quiet"]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_chunks(job_file: Path, number: int) -> None:
+    """Until so many chunks of a run that has begun are committed, or the run is done."""
+    folder, deadline = job_file.with_suffix(""), time.monotonic() + 60
+    while not (folder / "_SUCCESS").exists() and not (
+        (folder / ".state/run.json").exists() and len(chunks(folder)) >= number
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def chunks(folder: Path) -> list[Path]:
+    return [*folder.glob(".state/journal/chunk-*")]
+
+
+def num_committed(folder: Path) -> int:
+    return sum(pq.read_metadata(path).num_rows for path in chunks(folder))
+
+
+def answers(result: Result) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != "cached_tokens"} for row in result.rows]
+
+
+class Stop(BaseException):
+    """Ends a run in this process as a kill would end it, but for the lock."""
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, num_rows: int | None) -> None:
+    """From now on runs commit row by row and die behind so many outputs; None: they live."""
+    monkeypatch.undo()
+    if num_rows is None:
+        return
+    add, seen = Results.add, []
+
+    def counted(self: Results, output: RequestOutput) -> None:
+        add(self, output)
+        seen.append(output)
+        if len(seen) == num_rows:
+            raise Stop
+
+    monkeypatch.setattr(Results, "add", counted)
+
+
+def stopped(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch, num_rows: int = 3, **job: Any) -> Path:
+    """The job file of a run that died after `num_rows` of its eight rows."""
+    job = {"model": uniform_model, "sampling": {"temperature": 1}, "engine": {"max_num_seqs": 1}, **job}
+    job_file = run_tiny.write(prompts(*(f"row {n}" for n in range(8))), **job)
+    stop_after(monkeypatch, num_rows)
+    with pytest.raises(Stop):
+        run_tiny.run_file(job_file)
+    stop_after(monkeypatch, None)
+    return job_file
+
+
+def test_killed_at_random_instants_it_ends_as_an_unbroken_run(run_tiny: TinyRunner) -> None:
+    job_file = write_long_job(run_tiny)
+    unbroken = run_tiny.run_file(job_file, [f"output.path={run_tiny.folder / 'unbroken'}"])
+    instants, ended = random.Random(1), 0
+    for _ in range(3):
+        process = start(job_file)
+        wait_for_chunks(job_file, 1 + len(chunks(job_file.with_suffix(""))))
+        time.sleep(instants.random() * 0.4)
+        process.kill()
+        process.communicate()
+        ended += process.returncode == 0
+    assert ended < 3
+    done_before = num_committed(job_file.with_suffix(""))
+    result = run_tiny.run_file(job_file)
+    assert result.exit_code == 3
+    assert answers(result) == answers(unbroken)
+    assert (result.report["num_rows"], result.report["num_failed"]) == (NUM_ROWS, 6)
+    assert result.report["num_resumed_rows"] == done_before
+    assert not (result.folder / ".state").exists()
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signal_commits_and_the_same_command_continues(run_tiny: TinyRunner, signum: int, code: int) -> None:
+    job_file = write_long_job(run_tiny)
+    process = start(job_file)
+    wait_for_chunks(job_file, 2)
+    begin = time.monotonic()
+    process.send_signal(signum)
+    _, stderr = process.communicate(timeout=30)
+    assert time.monotonic() - begin < 10
+    assert process.returncode == code, stderr
+    assert stderr.splitlines()[-1].endswith("run the same command again to continue")
+    assert "Traceback" not in stderr
+    assert not (job_file.with_suffix("") / ".state/lock").exists()
+    result = run_tiny.run_file(job_file)
+    assert result.report["num_resumed_rows"] >= 8
+    assert len(result.rows) == NUM_ROWS
+
+
+def test_second_run_at_once_is_refused_and_works_after_a_kill(run_tiny: TinyRunner) -> None:
+    job_file = write_long_job(run_tiny)
+    process = start(job_file)
+    wait_for_chunks(job_file, 2)
+    refused = run_tiny.run_file(job_file)
+    process.kill()
+    process.communicate()
+    assert refused.exit_code == 2
+    assert f"process {process.pid} on " in refused.error
+    assert run_tiny.run_file(job_file).report["num_resumed_rows"] > 0
+
+
+def test_committed_rows_are_not_generated_again(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_file = stopped(run_tiny, monkeypatch, 3)
+    result = run_tiny.run_file(job_file)
+    assert result.report["num_resumed_rows"] == 3
+    assert result.report["num_output_tokens"] == 5 * 8
+    assert re.search(r"8 ok, 0 failed; 3 of them before", cli_run(job_file).stdout)
+
+
+def test_drawn_seed_and_clock_outlive_the_session(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_file = stopped(run_tiny, monkeypatch)
+    before = json.loads((job_file.with_suffix("") / ".state/run.json").read_text())
+    result = run_tiny.run_file(job_file)
+    assert result.resolved["job"]["sampling"]["seed"] == before["seed"]
+    assert result.resolved["clock"] == before["clock"]
+    same = run_tiny.run_file(job_file, [f"output.path={run_tiny.folder / 'same'}", f"sampling.seed={before['seed']}"])
+    assert answers(result) == answers(same)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("sampling.temperature=0.5", ["sampling.temperature: was 1.0, is now 0.5"]),
+        ("sampling.seed=5", ["sampling.seed: was ", "is now 5"]),
+        ("input.limit=4", ["input.limit: was null, is now 4"]),
+        ("output.prefix=gen_", ['output.prefix: was "", is now "gen_"']),
+        ("engine.max_model_len=64", ["engine.max_model_len: was 512, is now 64"]),
+    ],
+)
+def test_changed_setting_is_refused_by_name(
+    run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch, override: str, words: list[str]
+) -> None:
+    job_file = stopped(run_tiny, monkeypatch)
+    before = snapshot(job_file.with_suffix(""))
+    result = run_tiny.run_file(job_file, [override])
+    assert result.exit_code == 2
+    assert [word for word in [*words, "unfinished", "output.overwrite"] if word not in result.error] == []
+    assert snapshot(job_file.with_suffix("")) == before
+
+
+def test_changed_template_is_refused_with_both(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_file = stopped(run_tiny, monkeypatch, input={"template": "{{ prompt }}"})
+    error = run_tiny.run_file(job_file, ["input.template='{{ prompt }}!'"]).error
+    assert 'input.template: was "{{ prompt }}", is now "{{ prompt }}!"' in error
+
+
+def test_changed_input_is_refused_and_a_touched_one_is_not(
+    run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_file = stopped(run_tiny, monkeypatch)
+    path = job_file.with_name(f"{job_file.stem}-in.jsonl")
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"row 7", b"ROW 7"))
+    error = run_tiny.run_file(job_file).error
+    assert re.search(rf"input file 1: was {path}, .* blake2b \w+, is now {path}, ", error)
+    path.write_bytes(content)
+    os.utime(path, (1, 1))
+    assert run_tiny.run_file(job_file).report["num_resumed_rows"] == 3
+
+
+def test_changed_chat_template_of_the_model_is_refused(
+    run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = run_tiny(prompts("a"), model=uniform_model)
+    model = tmp_path / "own-model"
+    shutil.copytree(first.resolved["job"]["model"]["path"], model)
+    job_file = stopped(run_tiny, monkeypatch, model=model)
+    (model / "chat_template.jinja").write_text("{{ messages[0]['content'] }}?")
+    assert "model chat template: was " in run_tiny.run_file(job_file).error
+
+
+def test_engine_settings_may_change(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_file = stopped(run_tiny, monkeypatch)
+    result = run_tiny.run_file(job_file, ["engine.block_size=8", "engine.num_blocks=200", "engine.max_num_seqs=3"])
+    assert result.report["num_resumed_rows"] == 3
+
+
+@pytest.mark.parametrize("changed", [{}, {"sampling.temperature": 0}], ids=["same", "other"])
+def test_overwrite_resumes_the_same_job_and_replaces_another(
+    run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch, changed: Mapping[str, Any]
+) -> None:
+    job_file = stopped(run_tiny, monkeypatch)
+    overrides = ["output.overwrite=true", *(f"{key}={value}" for key, value in changed.items())]
+    result = run_tiny.run_file(job_file, overrides)
+    assert result.report["num_resumed_rows"] == (0 if changed else 3)
+    assert len(result.rows) == 8
+
+
+def test_complete_run_says_so_and_touches_nothing(run_tiny: TinyRunner) -> None:
+    job_file = run_tiny.write(prompts("note a"), sampling={"temperature": 1})
+    first = cli_run(job_file)
+    before = snapshot(job_file.with_suffix(""))
+    again = cli_run(job_file)
+    assert (again.exit_code, again.stdout) == (0, first.stdout)
+    assert "complete already" in again.stderr
+    assert snapshot(job_file.with_suffix("")) == before
+
+
+def test_too_many_bad_rows_stay_too_many(run_tiny: TinyRunner) -> None:
+    """The second row does not fit the pool, which shows only when the model is loaded."""
+    job_file = run_tiny.write(prompts("a", "b" * 40), on_error="stop", engine={"num_blocks": 1})
+    assert "stopped at bad row 1" in run_tiny.run_file(job_file).error
+    assert "stopped at bad row 1" in run_tiny.run_file(job_file).error
+    assert run_tiny.run_file(job_file, ["on_error=continue"]).exit_code == 3
+
+
+def test_signal_before_the_first_row_leaves_nothing(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_signal(*_: Any, **__: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(run_room, "prepare_generation", raise_signal)
+    job_file = run_tiny.write(prompts("note a"))
+    with pytest.raises(Interrupted), Interrupt() as interrupt:
+        run_room.run_job(load_job(job_file), quiet=True, interrupt=interrupt)
+    assert list(job_file.with_suffix("").iterdir()) == []
+
+
+def command(*arguments: object) -> CliResult:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_status_of_a_stopped_and_of_a_finished_run(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_file = stopped(run_tiny, monkeypatch)
+    folder = job_file.with_suffix("")
+    shown = command("status", folder)
+    assert (shown.exit_code, shown.stdout.splitlines()[1]) == (0, "committed=3 ok=3 failed=0")
+    assert "not running" in shown.stdout
+    lock = RunLock(folder / ".state/lock")
+    lock.acquire()
+    assert f"running: process {os.getpid()} on " in command("status", folder).stdout
+    lock.release()
+    run_tiny.run_file(job_file)
+    assert command("status", folder).stdout == "finished\nok=8 failed=0\n"
+
+
+def test_export_gives_the_committed_rows_in_input_order(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_file = stopped(run_tiny, monkeypatch, 5)
+    partial = run_tiny.folder / "partial"
+    assert command("export", job_file.with_suffix(""), "--to", partial).stdout == "rows=5\n"
+    exported = pq.read_table(partial).to_pylist()
+    finished = run_tiny.run_file(job_file)
+    rows = [row["row_index"] for row in exported]
+    assert rows == sorted({*rows})
+    assert [row["completion"] for row in exported] == [finished.completions[row] for row in rows]
+    again = command("export", finished.folder, "--to", run_tiny.folder / "late")
+    assert (again.exit_code, again.stderr.count("the run is finished")) == (2, 1)
+
+
+def test_export_writes_into_no_folder_that_holds_something(
+    run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_file = stopped(run_tiny, monkeypatch)
+    result = command("export", job_file.with_suffix(""), "--to", run_tiny.folder)
+    assert (result.exit_code, result.stderr.count("is not empty")) == (2, 1)
+
+
+def test_folder_without_a_run_has_no_status(tmp_path: Path) -> None:
+    assert command("status", tmp_path).exit_code == 2
