@@ -46,5 +46,10 @@ def _weights(info: ModelInfo, path: Path) -> dict[str, str]:
 
 
 def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, default=str)
+    text = json.dumps(value, sort_keys=True, default=_plain)
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """A set in one order, whatever the hashes of this process are; anything else by its name."""
+    return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)

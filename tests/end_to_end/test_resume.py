@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from click.testing import Result as CliResult
 
 from batchgen.cli import main
 from batchgen.io.lock import RunLock
+from batchgen.io.writers import ResultWriter
 from batchgen.job import run as run_room
 from batchgen.job.interrupt import Interrupt, Interrupted
 from batchgen.job.load import load_job
@@ -131,6 +133,47 @@ def test_killed_at_random_instants_it_ends_as_an_unbroken_run(run_tiny: TinyRunn
     assert (result.report["num_rows"], result.report["num_failed"]) == (NUM_ROWS, 6)
     assert result.report["num_resumed_rows"] == done_before
     assert not (result.folder / ".state").exists()
+
+
+def stop_at(patch: pytest.MonkeyPatch, number: int) -> list[int]:
+    """From now on the process ends before the fsync or rename of this number; the list grows with each."""
+    calls: list[int] = []
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            calls.append(number)
+            if len(calls) == number:
+                raise Stop
+            return function(*arguments)
+
+        return call
+
+    patch.setattr(os, "fsync", counted(os.fsync))
+    patch.setattr(Path, "replace", counted(Path.replace))
+    patch.setattr(run_room, "ResultWriter", partial(ResultWriter, rows_per_chunk=3))
+    return calls
+
+
+def test_stopped_before_any_fsync_or_rename_it_ends_as_an_unbroken_run(run_tiny: TinyRunner) -> None:
+    sampling = {"temperature": 1, "seed": 3}
+    job_file = run_tiny.write(
+        [*prompts(*(f"row {n}" for n in range(8))), {"prompt": None}], model=uniform_model, sampling=sampling
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        calls = stop_at(patch, 0)
+        unbroken = run_tiny.run_file(job_file)
+        num_calls = len(calls)
+    assert num_calls > 20
+    for number in range(1, num_calls + 1):
+        override = f"output.path={run_tiny.folder / str(number)}"
+        with pytest.MonkeyPatch.context() as patch:
+            stop_at(patch, number)
+            with pytest.raises(Stop):
+                run_tiny.run_file(job_file, [override])
+        result = run_tiny.run_file(job_file, [override])
+        assert (number, result.exit_code, result.error) == (number, 3, "")
+        assert answers(result) == answers(unbroken)
+        assert (result.report["num_ok"], result.report["num_failed"]) == (8, 1)
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
