@@ -19,6 +19,7 @@ from batchgen.plan.token_store import PackedTokens
 from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
 from batchgen.stats.counters import RunStats
+from batchgen.stats.prompt_tokens import PromptTokens
 
 Prompts = Sequence[str]
 
@@ -284,8 +285,9 @@ def test_a_pool_as_small_as_can_be_loses_no_row_and_no_token(
     )
     engine.runner = CheckingRunner(block_size, broken_rows)
     requests = make_requests(prompts, max_tokens, block_size)
-    if not by_prefix:
-        for request in requests:
+    for request in requests:
+        request.group = request.row_index % 3
+        if not by_prefix:
             request.shared_with_next = None
     done = finish(engine, requests)
     assert sorted(request.row_index for request in done) == list(range(len(prompts)))
@@ -298,4 +300,10 @@ def test_a_pool_as_small_as_can_be_loses_no_row_and_no_token(
     pool = engine.scheduler.cache.pool
     assert pool.num_used == 0
     assert pool.num_idle == 0 or not by_prefix
-    assert engine.stats.prompt.total == sum(map(len, prompts))
+    stats = engine.stats
+    assert stats.prompt.total == sum(map(len, prompts))
+    assert sum((group.prompt for group in stats.groups.values()), PromptTokens()) == stats.prompt
+    if all(request.finish_reason is not FinishReason.ERROR for request in done):
+        later_outputs = sum(len(request.output_token_ids) - 1 for request in done)  # the last is never computed
+        num_computed = stats.prompt.total - stats.prompt.hit + stats.num_recomputed_tokens + later_outputs
+        assert stats.num_prefill_tokens + stats.num_decode_tokens == num_computed
