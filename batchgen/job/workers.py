@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, parent_process
+from multiprocessing.context import SpawnContext, SpawnProcess
 
 from batchgen.errors import BatchgenError
 from batchgen.io.rows import Row
@@ -26,6 +27,18 @@ _MAX_WORKERS = 8  # with more of them, reading and storing in this process is wh
 RowsAndPrompts = tuple[Sequence[Row], Prompts]
 
 _encoder: RowEncoder  # of a worker process
+
+
+class _Worker(SpawnProcess):
+    def terminate(self) -> None:
+        """How a pool that lost a worker ends the others, and then waits for them: workers ignore the usual signal."""
+        self.kill()
+
+
+class _WorkerContext(SpawnContext):
+    """spawn: a fork would copy torch's threads in whatever state they are."""
+
+    Process = _Worker
 
 
 def encode_in_order(
@@ -53,8 +66,7 @@ def encode_in_order(
 
 
 def _over_workers(batches: Iterator[Sequence[Row]], encoder: RowEncoder, num_workers: int) -> Generator[RowsAndPrompts]:
-    # spawn: a fork would copy torch's threads in whatever state they are
-    pool = ProcessPoolExecutor(num_workers, get_context("spawn"), _begin_worker, (encoder,))
+    pool = ProcessPoolExecutor(num_workers, _WorkerContext(), _begin_worker, (encoder,))
     in_flight: deque[tuple[Sequence[Row], Future[Prompts]]] = deque()
     try:
         for rows in batches:

@@ -36,11 +36,15 @@ class PidEncoder:
 
 
 class DyingEncoder(PidEncoder):
-    """Dies at row 6, whatever process it is in."""
+    """Dies at row 20, while the other worker is still to send more than a pipe holds."""
 
     def encode(self, rows: Sequence[Row]) -> Prompts:
-        if rows[0].index == 6:
+        if rows[0].index == 20:
+            time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
+        if rows[0].index == 22:
+            time.sleep(1.5)
+            return Prompts(np.zeros(1 << 20, np.int32), np.full(len(rows), 1 << 19, np.int64))
         return super().encode(rows)
 
 
