@@ -61,10 +61,6 @@ class MemoryNeed:
     rows_at_once: int | None  # expected, on average
     max_num_seqs: int
 
-    @property
-    def peak(self) -> int:
-        return self.weights + self.num_blocks_needed * self.block
-
 
 @dataclass(frozen=True, slots=True)
 class TimeEstimate:

@@ -36,10 +36,6 @@ class PoolSize:
     block_bytes: int
     reason: str  # for the report: what limited it
 
-    @property
-    def num_bytes(self) -> int:
-        return self.num_blocks * self.block_bytes
-
 
 def size_pool(
     layers: Sequence[AttentionLayer],

@@ -32,7 +32,7 @@ def test_bytes_of_a_block() -> None:
 
 def test_a_small_job_gets_what_it_can_use() -> None:
     assert pool().num_blocks == 10
-    assert pool().num_bytes == 10 * BLOCK_BYTES
+    assert pool().block_bytes == BLOCK_BYTES
 
 
 def test_a_large_job_gets_its_share_of_the_memory() -> None:
