@@ -23,6 +23,7 @@ def plan_rows(job: Job, target: Target, rows: TokenisedRows, positions: Position
         max_num_seqs=target.max_num_seqs,
         by_prefix=engine.order == "prefix",
         share=engine.prefix_cache,
+        num_samples=target.params.n,
     )
 
 
@@ -34,9 +35,9 @@ def fit_pool(
     The others go to `bad_rows`. Raises CapacityError.
     """
     engine, info = job.spec.engine, target.info
-    for_steps = step_bytes(
-        info.config.hidden_size, info.vocab_size, target.max_num_seqs, target.max_batched_tokens, info.dtype
-    )
+    # All samples of a row draw in the step that ends its prompt, also those that have to wait then.
+    num_draws = target.max_num_seqs + target.params.n - 1
+    for_steps = step_bytes(info.config.hidden_size, info.vocab_size, num_draws, target.max_batched_tokens, info.dtype)
     pool = size_pool(
         target.layers,
         engine.block_size,
