@@ -26,7 +26,7 @@ def put(cache: PrefixCache, text: str, *, has_later_row: bool = True) -> list[in
     for start in range(len(table) * SIZE, len(text) - SIZE + 1, SIZE):
         block = cache.allocate()
         tokens = ids(text[start : start + SIZE]).tobytes()
-        assert cache.insert(block, table[-1] if table else None, tokens, has_later_row=has_later_row)
+        assert cache.insert(block, table[-1] if table else None, tokens, num_kept=SIZE * has_later_row)
         table.append(block)
     return table
 
@@ -49,7 +49,7 @@ def test_equal_tokens_after_another_parent_are_another_block() -> None:
 def test_equal_blocks_are_indexed_once() -> None:
     cache = make_cache()
     put(cache, "aaaa")
-    assert not cache.insert(cache.allocate(), None, ids("aaaa").tobytes(), has_later_row=True)
+    assert not cache.insert(cache.allocate(), None, ids("aaaa").tobytes(), num_kept=SIZE)
 
 
 def test_a_released_block_with_a_later_row_stays() -> None:
@@ -72,7 +72,7 @@ def test_idle_blocks_beyond_what_the_next_row_shares_are_freed() -> None:
     cache = make_cache()
     table = put(cache, "aaaabbbbcccc")
     cache.release(table)
-    cache.keep_only(table, num_kept=1)
+    cache.keep_only(table, num_tokens=SIZE)
     assert cache.match(ids("aaaabbbbcccc")) == table[:1]
     assert cache.pool.num_free == 3
     cache.check_integrity([])
@@ -82,7 +82,7 @@ def test_held_blocks_without_a_later_row_go_with_their_last_holder() -> None:
     cache = make_cache()
     table = put(cache, "aaaabbbb")
     cache.acquire(table)
-    cache.keep_only(table, num_kept=0)
+    cache.keep_only(table, num_tokens=0)
     cache.release(table)
     assert cache.match(ids("aaaabbbb")) == table
     cache.release(table)
@@ -92,8 +92,8 @@ def test_held_blocks_without_a_later_row_go_with_their_last_holder() -> None:
 def test_what_a_later_row_marked_is_kept_when_an_earlier_one_comes_again() -> None:
     cache = make_cache()
     table = put(cache, "aaaabbbb")
-    cache.keep_only(table, num_kept=0)
-    cache.keep_only(table, num_kept=1)
+    cache.keep_only(table, num_tokens=0)
+    cache.keep_only(table, num_tokens=SIZE)
     cache.release(table)
     assert cache.match(ids("aaaabbbb")) == table[:1]
     cache.check_integrity([])
@@ -135,7 +135,7 @@ def test_lru_keeps_what_was_used_again() -> None:
 
 def test_disabled_nothing_is_indexed() -> None:
     cache = PrefixCache(BlockPool(4), SIZE, enabled=False)
-    assert not cache.insert(cache.allocate(), None, ids("aaaa").tobytes(), has_later_row=True)
+    assert not cache.insert(cache.allocate(), None, ids("aaaa").tobytes(), num_kept=SIZE)
 
 
 def test_the_eviction_heap_does_not_grow_with_reuse() -> None:

@@ -20,13 +20,15 @@ from batchgen.stats.prompt_tokens import PromptTokens, origin_of_prompt
     ],
 )
 def test_origin(num_tokens: int, num_matched: int, num_seen: int, expected: PromptTokens) -> None:
-    origin = origin_of_prompt(num_tokens, 4, num_matched=num_matched, num_seen=num_seen, has_evicted=False)
+    origin = origin_of_prompt(
+        num_tokens, 4, num_matched=num_matched, num_copied=0, num_seen=num_seen, has_evicted=False
+    )
     assert origin == expected
     assert origin.total == num_tokens
 
 
 def test_a_seen_block_is_missing_because_it_was_evicted() -> None:
-    origin = origin_of_prompt(10, 4, num_matched=0, num_seen=8, has_evicted=True)
+    origin = origin_of_prompt(10, 4, num_matched=0, num_copied=0, num_seen=8, has_evicted=True)
     assert origin == PromptTokens(evicted=8, tail=2)
 
 
