@@ -109,6 +109,7 @@ class SamplingSpec(_Section):
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = Field(None, description="1.0: off (built-in)")
     top_k: Count | None = Field(None, description="0: off (built-in)")
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = Field(None, description="0.0: off (built-in)")
+    n: PositiveCount = Field(1, description="samples of every row; they share its prompt")
     max_tokens: PositiveCount | None = Field(None, description="null: up to the context limit")
     stop: Texts = Field((), description="text, or a list of texts, that ends a completion")
     stop_token_ids: Annotated[Sequence[Count], Frozen] = Field((), description="token ids that end a completion")
