@@ -143,7 +143,9 @@ class EngineSpec(_Section):
     max_model_len: PositiveCount | None = Field(None, description="null: the model's own")
     prefix_cache: bool = Field(True, description="share the blocks of common prefixes")
     order: Literal["prefix", "input"] = Field("prefix", description="prefix: whole-job depth-first order")
-    attention: Literal["auto", "torch", "cpu"] = Field("auto", description="auto | torch (the plain truth) | cpu")
+    attention: Literal["auto", "torch", "cpu", "triton"] = Field(
+        "auto", description="auto | torch (the plain truth) | cpu | triton (GPU)"
+    )
 
 
 class JobSpec(_Section):
