@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
@@ -21,6 +20,7 @@ from batchgen.io import strict_json
 from batchgen.io.columns import PromptColumns
 from batchgen.io.files import DataFile
 from batchgen.io.json_types import ColumnTypes, to_batch
+from batchgen.io.remote import Location
 from batchgen.io.rows import Row
 from batchgen.io.streams import inner_name, open_bytes
 
@@ -68,7 +68,7 @@ class JsonlInput:
         self._schema: pa.Schema | None = None
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[Location, ...]:
         return tuple(file.path for file in self._files)
 
     @property
@@ -170,7 +170,7 @@ def _parse_line(line: bytes) -> tuple[dict[str, Any], str | None]:
     return good, f"half a surrogate pair in {', '.join(map(strict_json.quote, bad))}" if bad else None
 
 
-def _refuse_other_json(path: Path) -> None:
+def _refuse_other_json(path: Location) -> None:
     """Raise InputError for a JSON array, and for a `.json` file whose first line is not a whole object."""
     with open_bytes(path) as stream:
         lines = iter(partial(stream.readline, _MAX_LINE_BYTES), b"")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
@@ -12,6 +11,7 @@ from batchgen.io.columns import prompt_columns
 from batchgen.io.files import find_files
 from batchgen.io.jsonl import JsonlInput
 from batchgen.io.parquet import ParquetInput
+from batchgen.io.remote import Location
 from batchgen.io.rows import Row, RowBatch
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Input(Protocol):
     """
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[Location, ...]:
         """The input files in reading order."""
 
     @property
