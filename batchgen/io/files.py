@@ -94,7 +94,7 @@ def _expand(entry: str) -> list[Location]:
     if path.is_dir():
         found = list(_in_folder(path))
         problem = f"the folder holds no data file ({_SUFFIXES})"
-    elif glob.has_magic(entry):
+    elif glob.has_magic(str(path)):
         found = _in_glob(path)
         problem = "no file matches"
     else:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias
-from urllib.parse import urlsplit
 
 import fsspec
 
@@ -38,6 +38,7 @@ _STAMPS = (
     "last_modified",
     "updated",
 )
+_HTTP_QUERY = re.compile(r"(https?://[^\s'\"?#]*)[?#][^\s'\"]*")
 _BUFFER_BYTES = 1 << 20
 
 
@@ -294,9 +295,9 @@ class _Reader(io.RawIOBase):
         super().close()
 
 
-def _without_query(url: str) -> str:
-    """The URL as messages may show it: the query of an HTTP address often holds a signature."""
-    return urlsplit(url)._replace(query="", fragment="").geturl() if url.startswith(("http://", "https://")) else url
+def _without_query(text: str) -> str:
+    """A text as messages may show it: the query of an HTTP address often holds a signature."""
+    return _HTTP_QUERY.sub(r"\1", text)
 
 
 def _os_error(error: Exception, place: str) -> OSError:
@@ -306,5 +307,9 @@ def _os_error(error: Exception, place: str) -> OSError:
         return FileExistsError(errno.EEXIST, "exists already", place)
     if isinstance(error, NotImplementedError):
         return OSError(errno.EOPNOTSUPP, "this kind of store cannot do that", place)
+    if isinstance(error, ValueError) and "range requests" in str(error):
+        return OSError(
+            errno.EOPNOTSUPP, "the server gives no parts of a file (Range); copy it to a local folder", place
+        )
     number = errno.EACCES if isinstance(error, PermissionError) else getattr(error, "errno", None) or errno.EIO
-    return OSError(number, str(error) or type(error).__name__, place)
+    return OSError(number, _without_query(str(error)) or type(error).__name__, place)

@@ -49,7 +49,7 @@ def written_parts(
     for each in answers:
         writer.write(each)
     writer.finish(input, "", format, **sizes)
-    return sorted(output.completions.iterdir())
+    return sorted((folder / "completions").iterdir())
 
 
 def parquet_input(folder: Path, **columns: Any) -> Input:
