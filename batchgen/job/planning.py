@@ -34,16 +34,13 @@ def fit_pool(
     The others go to `bad_rows`. Raises CapacityError.
     """
     engine, info = job.spec.engine, target.info
-    for_steps = step_bytes(
-        info.config.hidden_size, info.vocab_size, target.max_num_seqs, target.max_batched_tokens, info.dtype
-    )
     pool = size_pool(
         target.layers,
         engine.block_size,
         info.dtype,
         num_blocks=engine.num_blocks,
         num_blocks_needed=plan.num_blocks_needed,
-        available_bytes=max(available_bytes - for_steps, 0),
+        available_bytes=max(available_bytes - bytes_for_steps(target, len(plan.order)), 0),
         memory_fraction=engine.memory_fraction,
     )
     capacity = pool.num_blocks * engine.block_size
@@ -54,6 +51,12 @@ def fit_pool(
     if len(too_long):
         plan = plan_rows(job, target, rows, np.setdiff1d(plan.order, too_long))
     return plan, pool
+
+
+def bytes_for_steps(target: Target, num_rows: int) -> int:
+    """What the largest step of a job of so many rows needs beside weights and KV."""
+    info, rows_at_once = target.info, min(target.max_num_seqs, num_rows)
+    return step_bytes(info.config.hidden_size, info.vocab_size, rows_at_once, target.max_batched_tokens, info.dtype)
 
 
 def _does_not_fit(row_index: int, length: int, capacity: int) -> str:
