@@ -20,7 +20,7 @@ from batchgen.io.columns import PromptColumns
 from batchgen.io.files import DataFile
 from batchgen.io.parquet_schema import check_prompt_columns, unify
 from batchgen.io.remote import Location, parquet_source
-from batchgen.io.rows import Row
+from batchgen.io.rows import Places, Row
 
 _BATCH_ROWS = 256
 _BATCH_BYTES = 8 << 20
@@ -74,6 +74,7 @@ class ParquetInput:
         self._files = files
         self._columns = columns
         self._limit = limit
+        self.places = Places()
 
     @property
     def files(self) -> tuple[Location, ...]:
@@ -83,7 +84,10 @@ class ParquetInput:
         return (row for batch in self.read_row_batches() for row in batch.rows())
 
     def read_row_batches(self) -> Iterator[_ParquetRows]:
-        return (_ParquetRows(piece, self._columns) for piece in self._pieces())
+        self.places = Places()
+        for piece in self._pieces():
+            self.places.add(piece.first_index, f"{piece.file.name} row", piece.first_row + 1)
+            yield _ParquetRows(piece, self._columns)
 
     def read_batches(self) -> Iterator[pa.RecordBatch]:
         return (piece.batch for piece in self._pieces())

@@ -12,7 +12,7 @@ from batchgen.io.files import find_files
 from batchgen.io.jsonl import JsonlInput
 from batchgen.io.parquet import ParquetInput
 from batchgen.io.remote import Location
-from batchgen.io.rows import Row, RowBatch
+from batchgen.io.rows import Places, Row, RowBatch
 
 if TYPE_CHECKING:
     from batchgen.job_spec import InputSpec
@@ -31,6 +31,10 @@ class Input(Protocol):
     @property
     def schema(self) -> pa.Schema:
         """The carried columns and their types. For JSON lines known once all rows have been read."""
+
+    @property
+    def places(self) -> Places:
+        """Where the rows come from that `read_rows` or `read_row_batches` has given."""
 
     def read_rows(self) -> Iterator[Row]:
         """Every row with the values that make its prompt; a row that cannot be read has an `error` instead."""

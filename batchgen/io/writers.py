@@ -6,7 +6,7 @@ Knows chunks, parts and their sizes; knows nothing of how a row was answered.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ from batchgen.io.journal import (
 )
 from batchgen.io.json_values import to_lines
 from batchgen.io.remote import Location
-from batchgen.io.schema import ADDED_COLUMNS, output_schema
+from batchgen.io.schema import ADDED_COLUMNS, output_schema, with_origin
 from batchgen.request_output import RequestOutput
 
 if TYPE_CHECKING:
@@ -86,13 +86,22 @@ class ResultWriter:
             self._waiting = []
         self._last_commit = self._clock()
 
-    def finish(self, input: Input, prefix: str, format: Format = "parquet", *, rows_per_part: int = 1_000_000) -> None:
+    def finish(
+        self,
+        input: Input,
+        prefix: str,
+        format: Format = "parquet",
+        *,
+        origin: Mapping[str, str] | None = None,
+        rows_per_part: int = 1_000_000,
+    ) -> None:
         """Write `completions/part-…` from the journal and the input. Every input row must have been written.
 
+        `origin` goes into the metadata of every Parquet part, with `batchgen.` before its keys.
         Raises OutputError if the disk refuses, InputError if the input was changed meanwhile.
         """
         self.commit()
-        schema = output_schema(input.schema, prefix, format)
+        schema = with_origin(output_schema(input.schema, prefix, format), origin or {})
         results = merge_chunks(self._chunks, self._folder.scratch / "merge")
         batches = _with_results(input.read_batches(), results, schema)
         write_parts(self._folder.completions, batches, schema, format, rows_per_part)

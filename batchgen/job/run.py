@@ -76,7 +76,7 @@ def run_job(job: Job, *, quiet: bool = False, interrupt: Interrupt | None = None
             with watch.part("run"):
                 generation.run(results, interrupt or Interrupt(), quiet=quiet)
         with watch.part("write"):
-            results.finish(source, spec.output)
+            results.finish(source, spec.output, {"job": str(job.path), "model": spec.model.path})
         report = _report(job, target, results, generation, watch, started)
         write_report(folder, _artifact(report, generation, _resolved_job(job, target, generation, report, state)))
         folder.mark_success()
