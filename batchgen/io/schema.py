@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pyarrow as pa
 
 import batchgen
@@ -20,6 +22,16 @@ _ADDED = (
     pa.field("cached_tokens", pa.int32()),
     pa.field("sample_index", pa.int32()),
 )
+# What a reader of the output finds in the field metadata, under "description".
+_DESCRIPTIONS = {
+    "completion": "the generated text; null if the row failed before its first token",
+    "finish_reason": "stop (an end token or a stop text), length (max_tokens or the context limit) or error",
+    "error": "why the row failed, with its file, its line or row, and its column; null otherwise",
+    "prompt_tokens": "tokens of the prompt as the model saw it; null if it was never tokenised",
+    "completion_tokens": "generated tokens, end tokens included",
+    "cached_tokens": "prompt tokens whose keys and values were reused and not computed again",
+    "sample_index": "number of this sample among those of its row, from 0",
+}
 JOURNAL_SCHEMA = pa.schema([_ROW_INDEX, *_ADDED])
 ADDED_COLUMNS = tuple(field.name for field in _ADDED)
 
@@ -31,11 +43,20 @@ def output_schema(input_schema: pa.Schema, prefix: str, format: Format = "parque
     """
     if format == "jsonl":
         json_values.check_types(input_schema)
-    added = [field.with_name(prefix + field.name) for field in _ADDED]
+    added = [
+        field.with_name(prefix + field.name).with_metadata({"description": _DESCRIPTIONS[field.name]})
+        for field in _ADDED
+    ]
     taken = [field.name for field in added if field.name in input_schema.names]
     if taken:
         raise OutputError(
             f"the input already has {'columns' if len(taken) > 1 else 'a column'} named {', '.join(taken)}; "
             f"set output.prefix (now {prefix!r}, for example 'gen_') to rename the columns that batchgen adds"
         )
-    return pa.schema([*input_schema, *added], metadata={"batchgen": batchgen.__version__})
+    return pa.schema([*input_schema, *added])
+
+
+def with_origin(schema: pa.Schema, origin: Mapping[str, str]) -> pa.Schema:
+    """The schema of a file that says what wrote it: batchgen's version, and what `origin` tells of the run."""
+    told = {f"batchgen.{key}": value for key, value in origin.items()}
+    return schema.with_metadata({"batchgen": batchgen.__version__, **told})

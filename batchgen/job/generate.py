@@ -10,6 +10,7 @@ import numpy as np
 from batchgen.engine.assemble import EngineSettings, assemble_engine
 from batchgen.engine.engine import Engine
 from batchgen.engine.request import Request
+from batchgen.io.rows import Places
 from batchgen.job.interrupt import Interrupt
 from batchgen.job.load import Job
 from batchgen.job.planning import fit_pool, plan_rows
@@ -76,7 +77,7 @@ class Generation:
             for finished in self.engine.run(self._requests()):
                 num_done = results.counts.num_done
                 for request in finished:
-                    results.add(_output(request, self.detokenizer))
+                    results.add(_output(request, self.detokenizer, self.rows.places))
                 results.commit_if_due()
                 progress.step_done(results.counts.num_done - num_done)
                 if interrupt.is_requested:
@@ -163,7 +164,7 @@ def _engine_settings(job: Job, target: Target, pool: PoolSize) -> EngineSettings
     )
 
 
-def _output(request: Request, detokenizer: Detokenizer) -> RequestOutput:
+def _output(request: Request, detokenizer: Detokenizer, places: Places) -> RequestOutput:
     """The last form of a row: its text without what ended it, its error with its place."""
     assert request.finish_reason is not None
     return RequestOutput(
@@ -171,7 +172,7 @@ def _output(request: Request, detokenizer: Detokenizer) -> RequestOutput:
         finish_reason=request.finish_reason,
         sample_index=request.sample_index,
         completion=_text(request, detokenizer) if request.output_token_ids else None,
-        error=None if request.error is None else f"row {request.row_index + 1} of the input: {request.error}",
+        error=None if request.error is None else f"{places[request.row_index]}: {request.error}",
         prompt_tokens=request.num_prompt_tokens,
         completion_tokens=len(request.output_token_ids),
         cached_tokens=request.num_cached_tokens,

@@ -53,6 +53,7 @@ class MemoryNeed:
     available: int
     memory_fraction: float
     weights: int
+    steps: int  # activations and logits of the largest step
     block: int
     num_blocks_needed: int  # more are never used at once
     num_blocks: int | None  # of the pool; None: there is none, see `problem`
@@ -180,7 +181,8 @@ def _memory(memory: MemoryNeed) -> Lines:
     kv = memory.num_blocks_needed * memory.block
     yield (
         "peak memory",
-        (f"{_gib(memory.weights)} weights + {_gib(kv)} KV ({count(memory.num_blocks_needed, 'block')} at most)"),
+        f"{_gib(memory.weights)} weights + {_gib(kv)} KV ({count(memory.num_blocks_needed, 'block')} at most) + "
+        f"{_gib(memory.steps)} a step",
     )
     available = (
         f"{_gib(memory.available * memory.memory_fraction)} of the {_gib(memory.available)} available on "

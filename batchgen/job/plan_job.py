@@ -12,6 +12,7 @@ import numpy as np
 from batchgen.engine.expected_tokens import ExpectedTokens
 from batchgen.errors import CapacityError, OutputError
 from batchgen.io.readers import open_input
+from batchgen.io.remote import locate
 from batchgen.job.job_plan import (
     SCHEMA_VERSION,
     BadKind,
@@ -22,7 +23,7 @@ from batchgen.job.job_plan import (
     TimeEstimate,
 )
 from batchgen.job.load import Job
-from batchgen.job.planning import fit_pool, plan_rows
+from batchgen.job.planning import bytes_for_steps, fit_pool, plan_rows
 from batchgen.job.results import max_errors
 from batchgen.job.target import Target, inspect_target
 from batchgen.job.tokenise import TokenisedRows, row_encoder, tokenise
@@ -153,6 +154,7 @@ def _memory(
         available=available_memory(target.device),
         memory_fraction=engine.memory_fraction,
         weights=target.info.weight_bytes,
+        steps=bytes_for_steps(target, len(plan.order)),
         block=block_bytes(target.layers, engine.block_size, target.info.dtype),
         num_blocks_needed=plan.num_blocks_needed,
         num_blocks=None if pool is None else pool.num_blocks,
@@ -208,6 +210,6 @@ def _output_tokens(job: Job, target: Target, earlier: RunReport | None) -> tuple
 def _earlier_run(job: Job) -> RunReport | None:
     """The report of a finished run in the output folder, if there is one that can be read."""
     try:
-        return read_report(Path(job.spec.output.path))
+        return read_report(locate(job.spec.output.path))
     except OutputError:
         return None

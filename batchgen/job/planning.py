@@ -35,30 +35,35 @@ def fit_pool(
     The others go to `bad_rows`. Raises CapacityError.
     """
     engine, info = job.spec.engine, target.info
-    # All samples of a row draw in the step that ends its prompt, also those that have to wait then.
-    num_draws = target.max_num_seqs + target.params.n - 1
-    for_steps = step_bytes(info.config.hidden_size, info.vocab_size, num_draws, target.max_batched_tokens, info.dtype)
     pool = size_pool(
         target.layers,
         engine.block_size,
         info.dtype,
         num_blocks=engine.num_blocks,
         num_blocks_needed=plan.num_blocks_needed,
-        available_bytes=max(available_bytes - for_steps, 0),
+        available_bytes=max(available_bytes - bytes_for_steps(target, len(plan.order)), 0),
         memory_fraction=engine.memory_fraction,
     )
     capacity = pool.num_blocks * engine.block_size
     too_long = plan.order[rows.store.lengths(plan.order) > capacity]
     for position in too_long.tolist():
         row_index, length = rows.row_indices[position], len(rows.store[position])
-        bad_rows.fail(row_index, _does_not_fit(row_index, length, capacity), length)
+        bad_rows.fail(row_index, _does_not_fit(rows.places[row_index], length, capacity), length)
     if len(too_long):
         plan = plan_rows(job, target, rows, np.setdiff1d(plan.order, too_long))
     return plan, pool
 
 
-def _does_not_fit(row_index: int, length: int, capacity: int) -> str:
+def bytes_for_steps(target: Target, num_rows: int) -> int:
+    """What the largest step of a job of so many rows needs beside weights and KV."""
+    info, num_samples = target.info, target.params.n
+    # All samples of a row draw in the step that ends its prompt, also those that have to wait then.
+    num_draws = min(target.max_num_seqs, num_rows * num_samples) + num_samples - 1
+    return step_bytes(info.config.hidden_size, info.vocab_size, num_draws, target.max_batched_tokens, info.dtype)
+
+
+def _does_not_fit(place: str, length: int, capacity: int) -> str:
     return (
-        f"row {row_index + 1} of the input: the prompt needs {length} tokens of KV cache, the whole pool has "
+        f"{place}: the prompt needs {length} tokens of KV cache, the whole pool has "
         f"{capacity}; raise engine.num_blocks or engine.memory_fraction"
     )

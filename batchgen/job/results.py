@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from operator import attrgetter
@@ -106,6 +106,6 @@ class Results:
         """Let a commit happen by time also while no row ends."""
         self._writer.commit_if_due()
 
-    def finish(self, source: Input, output: OutputSpec) -> None:
-        """Write the parts in input order."""
-        self._writer.finish(source, output.prefix, output.format)
+    def finish(self, source: Input, output: OutputSpec, origin: Mapping[str, str]) -> None:
+        """Write the parts in input order; `origin` is what they say of the run that wrote them."""
+        self._writer.finish(source, output.prefix, output.format, origin=origin)

@@ -121,12 +121,12 @@ class RunStats:
 
     @property
     def internal_fragmentation(self) -> float | None:
-        """Mean over time of the share of held slots that store nothing."""
+        """Of the slots held in all steps, the share that store nothing."""
         return ratio(self.num_empty_slots, self.num_used_slots)
 
     @property
     def empty_slots_per_row(self) -> float | None:
-        """Mean over time of the slots that a running row holds and does not fill."""
+        """Slots that a running row holds and does not fill; mean over rows and steps."""
         return ratio(self.num_empty_slots, self.num_running)
 
     @property
@@ -141,7 +141,7 @@ class RunStats:
 
     @property
     def sharing(self) -> float | None:
-        """Mean over time of the share of logical blocks that needed no block of their own."""
+        """Of the logical blocks in all steps, the share that needed no block of their own."""
         physical = ratio(self.num_used_slots, self.num_logical_blocks * self.block_size)
         return None if physical is None else 1 - physical
 

@@ -98,7 +98,7 @@ def test_logits_that_are_not_finite_fail_their_row_only(run_tiny: TinyRunner, ma
     assert [text for text in result.completions if text] == alone
 
 
-@pytest.mark.parametrize("attention", ["cpu", "torch"])
+@pytest.mark.parametrize("attention", ["cpu", "torch", "triton"])
 def test_row_that_goes_wrong_late_leaves_its_shared_beginning_intact(run_tiny: TinyRunner, attention: str) -> None:
     """It computes the blocks that the others find: what it holds before its first bad token is theirs too."""
     shared = "the beginning that all rows share "
@@ -139,9 +139,9 @@ def test_on_error_stop_lets_a_good_job_finish(run_tiny: TinyRunner) -> None:
 
 
 def test_on_error_stop_also_stops_at_a_row_that_fails_while_it_runs(run_tiny: TinyRunner) -> None:
-    result = run_tiny(prompts("note a", "!"), model=poisoned_model, on_error="stop")
+    result = run_tiny(b'{"prompt": "note a"}\n\n{"prompt": "!"}\n', model=poisoned_model, on_error="stop")
     assert result.exit_code == 2
-    assert "not finite" in result.error
+    assert re.search(r"job-1-in\.jsonl line 3: .*not finite", result.error)
     assert not (result.folder / "_SUCCESS").exists()
 
 
