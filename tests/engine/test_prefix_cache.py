@@ -145,3 +145,36 @@ def test_the_eviction_heap_does_not_grow_with_reuse() -> None:
         cache.release(table)
         cache.acquire(table)
     assert len(cache._idle_heap) < 100
+
+
+def put_then_step(cache: PrefixCache, text: str) -> list[int]:
+    table = put(cache, text)
+    cache.begin_step()
+    return table
+
+
+def test_half_match_is_what_the_block_that_came_last_begins_with() -> None:
+    cache = make_cache()
+    table = put_then_step(cache, "aaaabbbb")
+    assert cache.half_match(table[0], ids("bbxx")) == (table[1], 2)
+    assert cache.half_match(table[0], ids("bx")) == (table[1], 1)
+    assert cache.half_match(None, ids("aa")) == (table[0], 2)
+    assert cache.half_match(table[0], ids("xbbb")) is None
+
+
+def test_a_block_of_this_step_is_no_half_match() -> None:
+    cache = make_cache()
+    [old] = put_then_step(cache, "aaaa")
+    put(cache, "aabb")
+    assert cache.half_match(None, ids("aabc")) == (old, 2)
+
+
+def test_a_half_shared_block_waits_for_the_next_row_only() -> None:
+    cache = make_cache()
+    table = put(cache, "aaaabbbb")
+    cache.keep_only(table, num_tokens=6)
+    cache.release(table)
+    assert (cache.is_idle(table[0]), cache.is_idle(table[1])) == (True, True)
+    cache.keep_only(table[:1], num_tokens=4)  # the next row has come
+    assert (cache.is_idle(table[0]), cache.is_idle(table[1])) == (True, False)
+    cache.check_integrity([])
