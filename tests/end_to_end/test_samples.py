@@ -86,4 +86,5 @@ def test_a_kill_between_the_samples_of_a_row_commits_none_of_them(run_tiny: Tiny
     process.communicate()
     resumed = run_tiny.run_file(killed)
     assert resumed.report["num_resumed_rows"] > 0
-    assert resumed.table.equals(whole.table)
+    varies = ["cached_tokens"]  # what is found depends on the rows of the same session
+    assert resumed.table.drop_columns(varies).equals(whole.table.drop_columns(varies))
