@@ -55,6 +55,7 @@ class Observer:
             num_matched=num_matched,
             num_seen=num_matched if request.num_seen_tokens is None else request.num_seen_tokens,
             has_evicted=self._scheduler.cache.num_evictions > 0,
+            is_scored=request.params.prompt_logprobs is not None,
         )
         self.stats.observe_prompt(origin, request.group)
 

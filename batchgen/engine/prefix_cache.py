@@ -84,8 +84,12 @@ class PrefixCache:
             self.pool.acquire(block_id)
 
     def insert(self, block_id: int, parent: int | None, tokens: bytes, *, has_later_row: bool) -> bool:
-        """Index a block that a request holds. False, and nothing changes, if its tokens are indexed already."""
-        if not self.enabled or (parent, tokens) in self._block_ids:
+        """Index a block that a request holds.
+
+        False, and nothing changes, if its tokens are indexed already, or if its parent was refused for that reason.
+        """
+        is_known = (parent, tokens) in self._block_ids or (parent is not None and parent not in self._blocks)
+        if not self.enabled or is_known:
             return False
         depth = 0
         if parent is not None:

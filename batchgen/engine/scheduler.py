@@ -3,7 +3,8 @@
 There are no prefill and decode phases: a request has `num_tokens` known tokens of which `num_computed_tokens` are
 computed, and each step lets it catch up (the idea of vLLM's scheduler). The rules:
 
-1. Running requests first, in the order of their admission; only the step's token budget cuts a chunk.
+1. Running requests first, in the order of their admission; only the step's token budget cuts a chunk, or for a prompt
+   whose own log-probabilities are asked for the number of prompt logits that a step holds.
 2. Then waiting requests strictly in order, none skipped, while the pool can be expected to see them to their end.
 3. A prompt block enters the prefix cache when the chunk that fills it is scheduled, so that rows of the same step share
    it: every layer writes K and V before it attends.
@@ -17,9 +18,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from batchgen.engine.expected_tokens import ExpectedTokens
+from batchgen.engine.outcome import Failed, Outcome
 from batchgen.engine.prefix_cache import PrefixCache
 from batchgen.engine.request import Request, RequestStatus
 from batchgen.request_output import FinishReason
+
+# Places in prompts whose logits one step computes; logits are the widest thing a model makes.
+MAX_PROMPT_LOGITS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,14 @@ class ScheduledChunk:
         """Whether it computes prompt tokens. For statistics; nothing is decided by it."""
         return self.start < self.request.num_prompt_tokens
 
+    @property
+    def scored(self) -> range:
+        """Places whose logits say how likely the prompt's next token was, where that is asked for and not known yet."""
+        request = self.request
+        if request.params.prompt_logprobs is None:
+            return range(0)
+        return range(max(self.start, len(request.prompt_logprobs)), min(self.stop, request.num_prompt_tokens - 1))
+
 
 @dataclass(frozen=True, slots=True)
 class Admission:
@@ -56,6 +69,7 @@ class SchedulerOutput:
     """One step's decision."""
 
     num_tokens_left: int  # of the step's token budget
+    num_prompt_logits_left: int = MAX_PROMPT_LOGITS
     chunks: list[ScheduledChunk] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
@@ -67,6 +81,11 @@ class SchedulerOutput:
     @property
     def num_tokens(self) -> int:
         return sum(chunk.num_tokens for chunk in self.chunks)
+
+    def most_tokens(self, request: Request) -> int:
+        """How many tokens of the request fit what is left of the step."""
+        num_tokens = min(request.num_uncomputed_tokens, self.num_tokens_left)
+        return min(num_tokens, self.num_prompt_logits_left) if request.computes_whole_prompt else num_tokens
 
 
 class Scheduler:
@@ -104,11 +123,11 @@ class Scheduler:
             self._admit_waiting(step)
         return step
 
-    def update(self, step: SchedulerOutput, outcomes: Sequence[int | str]) -> list[Request]:
-        """Take what each sampled chunk of `step` gave, a token id or an error text; returns the requests that ended."""
+    def update(self, step: SchedulerOutput, outcomes: Sequence[Outcome]) -> list[Request]:
+        """Take what each sampled chunk of `step` gave; returns the requests that ended."""
         for chunk, outcome in zip((c for c in step.chunks if c.is_sampled), outcomes, strict=True):
-            if isinstance(outcome, str):
-                chunk.request.finish(FinishReason.ERROR, outcome)
+            if isinstance(outcome, Failed):
+                chunk.request.finish(FinishReason.ERROR, outcome.error)
             else:
                 chunk.request.append(outcome)
         finished = step.failed + [c.request for c in step.chunks if c.request.status is RequestStatus.FINISHED]
@@ -135,10 +154,10 @@ class Scheduler:
 
     def _schedule_running(self, step: SchedulerOutput) -> None:
         for request in self._running_in_order():
-            num_tokens = min(request.num_uncomputed_tokens, step.num_tokens_left)
-            if num_tokens == 0:
+            if step.num_tokens_left == 0:
                 break
-            if self._make_room(request, num_tokens, step):
+            num_tokens = step.most_tokens(request)
+            if num_tokens and self._make_room(request, num_tokens, step):
                 self._schedule_chunk(request, num_tokens, step)
 
     def _running_in_order(self) -> Iterator[Request]:
@@ -186,9 +205,12 @@ class Scheduler:
         headroom = self.cache.num_available - sum(map(self._num_growth_blocks, self.running))
         while self.waiting and step.num_tokens_left and not step.failed and len(self.running) < self.max_num_seqs:
             request = self.waiting[0]
+            if step.most_tokens(request) == 0:
+                return
             chain = self.cache.match(request.prompt_token_ids)
             # At least one token must be computed: its logits are wanted.
-            matched = chain[: (request.num_tokens - 1) // self.cache.block_size]
+            num_usable = 0 if request.computes_whole_prompt else (request.num_tokens - 1) // self.cache.block_size
+            matched = chain[:num_usable]
             needed = self._num_growth_blocks(request) - len(matched) + sum(map(self.cache.is_idle, matched))
             if needed > headroom and self.running:
                 step.waits_for_blocks = True
@@ -211,7 +233,7 @@ class Scheduler:
         step.admissions.append(Admission(request, num_matched, num_recomputed))
         request.status = RequestStatus.RUNNING
         self.running.append(request)
-        num_tokens = min(request.num_uncomputed_tokens, step.num_tokens_left)
+        num_tokens = step.most_tokens(request)
         if self._make_room(request, num_tokens, step):
             self._schedule_chunk(request, num_tokens, step)
 
@@ -238,8 +260,10 @@ class Scheduler:
             request.block_table.append(self.cache.allocate())
         request.num_computed_tokens = stop
         self._index_filled_blocks(request)
+        chunk = ScheduledChunk(request, start, num_tokens, is_sampled=stop == request.num_tokens)
         step.num_tokens_left -= num_tokens
-        step.chunks.append(ScheduledChunk(request, start, num_tokens, is_sampled=stop == request.num_tokens))
+        step.num_prompt_logits_left -= len(chunk.scored)
+        step.chunks.append(chunk)
 
     def _index_filled_blocks(self, request: Request) -> None:
         """Let later rows share the prompt blocks that are full now. Only the prompt's: completions are not shared."""
@@ -249,7 +273,8 @@ class Scheduler:
         for position in range(request.num_indexed_blocks, num_full):
             parent = request.block_table[position - 1] if position else None
             tokens = request.prompt_token_ids[position * size : (position + 1) * size].tobytes()
-            # Refused where an equal block is there: this row's last one, whose last token it had to compute again.
+            # Refused where an equal block is there: this row's last one, whose last token it had to compute again, or
+            # all of them where it computes its whole prompt.
             self.cache.insert(request.block_table[position], parent, tokens, has_later_row=position < num_kept)
         request.num_indexed_blocks = max(request.num_indexed_blocks, num_full)
 

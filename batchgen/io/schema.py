@@ -1,6 +1,8 @@
-"""The one place that names the columns batchgen writes, and their types. All are always written."""
+"""The one place that names the columns batchgen writes, and their types."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import pyarrow as pa
 
@@ -20,18 +22,31 @@ _ADDED = (
     pa.field("cached_tokens", pa.int32()),
     pa.field("sample_index", pa.int32()),
 )
-JOURNAL_SCHEMA = pa.schema([_ROW_INDEX, *_ADDED])
-ADDED_COLUMNS = tuple(field.name for field in _ADDED)
+_TOKEN = [("token_id", pa.int32()), ("token", pa.string()), ("logprob", pa.float32())]
+_LOGPROBS = pa.list_(pa.struct([*_TOKEN, ("rank", pa.int32()), ("top", pa.list_(pa.struct(_TOKEN)))]))
+_ON_REQUEST = (
+    pa.field("completion_token_ids", pa.list_(pa.int32())),
+    pa.field("logprobs", _LOGPROBS),
+    pa.field("prompt_logprobs", _LOGPROBS),
+)
+JOURNAL_SCHEMA = pa.schema([_ROW_INDEX, *_ADDED, *_ON_REQUEST])
 
 
-def output_schema(input_schema: pa.Schema, prefix: str, format: Format = "parquet") -> pa.Schema:
+def added_columns(on_request: Collection[str] = ()) -> list[str]:
+    """The columns that every output has, and those `on_request`, in the order they are written."""
+    return [field.name for field in _ADDED] + [field.name for field in _ON_REQUEST if field.name in on_request]
+
+
+def output_schema(
+    input_schema: pa.Schema, prefix: str, format: Format = "parquet", on_request: Collection[str] = ()
+) -> pa.Schema:
     """The input's columns, then ours with `output.prefix` in front.
 
     Raises OutputError if two have one name, or if `output.format` cannot hold a column's type.
     """
     if format == "jsonl":
         json_values.check_types(input_schema)
-    added = [field.with_name(prefix + field.name) for field in _ADDED]
+    added = [JOURNAL_SCHEMA.field(name).with_name(prefix + name) for name in added_columns(on_request)]
     taken = [field.name for field in added if field.name in input_schema.names]
     if taken:
         raise OutputError(

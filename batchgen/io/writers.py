@@ -6,7 +6,7 @@ Knows chunks, parts and their sizes; knows nothing of how a row was answered.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -28,7 +28,7 @@ from batchgen.io.journal import (
     write_chunk,
 )
 from batchgen.io.json_values import to_lines
-from batchgen.io.schema import ADDED_COLUMNS, output_schema
+from batchgen.io.schema import added_columns, output_schema
 from batchgen.request_output import RequestOutput
 
 if TYPE_CHECKING:
@@ -85,15 +85,23 @@ class ResultWriter:
             self._waiting = []
         self._last_commit = self._clock()
 
-    def finish(self, input: Input, prefix: str, format: Format = "parquet", *, rows_per_part: int = 1_000_000) -> None:
+    def finish(
+        self,
+        input: Input,
+        prefix: str,
+        format: Format = "parquet",
+        on_request: Collection[str] = (),
+        *,
+        rows_per_part: int = 1_000_000,
+    ) -> None:
         """Write `completions/part-…` from the journal and the input. Every input row must have been written.
 
         Raises OutputError if the disk refuses, InputError if the input was changed meanwhile.
         """
         self.commit()
-        schema = output_schema(input.schema, prefix, format)
+        schema = output_schema(input.schema, prefix, format, on_request)
         results = merge_chunks(self._chunks, self._folder.state / "merge")
-        batches = _with_results(input.read_batches(), results, schema)
+        batches = _with_results(input.read_batches(), results, schema, added_columns(on_request))
         write_parts(self._folder.completions, batches, schema, format, rows_per_part)
 
 
@@ -114,7 +122,7 @@ def write_parts(
 
 
 def _with_results(
-    batches: Iterable[pa.RecordBatch], results: Iterator[ResultRow], schema: pa.Schema
+    batches: Iterable[pa.RecordBatch], results: Iterator[ResultRow], schema: pa.Schema, added: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """The input's batches with our columns; a row with several samples is repeated."""
     samples_by_row = groupby(results, key=row_index)
@@ -124,7 +132,7 @@ def _with_results(
         found = [sample for row in rows for sample in _samples_of(row, samples_by_row)]
         if len(found) != batch.num_rows:
             batch = batch.take(pa.array([row_index(sample) - first_row for sample in found]))
-        yield pa.RecordBatch.from_arrays([*batch.columns, *to_arrays(found, ADDED_COLUMNS)], schema=schema)
+        yield pa.RecordBatch.from_arrays([*batch.columns, *to_arrays(found, added)], schema=schema)
         first_row = rows.stop
     assert next(samples_by_row, None) is None, f"a result beyond the last input row {first_row - 1}"
 

@@ -12,6 +12,7 @@ from batchgen.engine.engine import Engine
 from batchgen.engine.request import Request
 from batchgen.job.interrupt import Interrupt
 from batchgen.job.load import Job
+from batchgen.job.outputs import Outputs
 from batchgen.job.planning import fit_pool, plan_rows
 from batchgen.job.progress import Progress
 from batchgen.job.results import Results
@@ -24,8 +25,6 @@ from batchgen.models.load import load_weights
 from batchgen.plan.groups import prefix_groups
 from batchgen.plan.plan import Plan
 from batchgen.plan.token_store import Positions
-from batchgen.prompts.detokenize import Detokenizer, StopMatcher
-from batchgen.request_output import RequestOutput
 from batchgen.stats.report import PlannedFigures
 from batchgen.stats.stopwatch import Stopwatch
 from batchgen.stats.tables import GroupPrefix
@@ -62,7 +61,7 @@ class Generation:
     groups: RowGroups
     pool: PoolSize
     engine: Engine
-    detokenizer: Detokenizer
+    outputs: Outputs
 
     def run(self, results: Results, interrupt: Interrupt, *, quiet: bool) -> None:
         """Run every planned row to its end; outputs go to `results` as they come.
@@ -75,7 +74,7 @@ class Generation:
         with interrupt.deferred(), results.committed_at_end(), progress:
             for finished in self.engine.run(self._requests()):
                 for request in finished:
-                    results.add(_output(request, self.detokenizer))
+                    results.add(self.outputs.of(request))
                 results.commit_if_due()
                 progress.step_done(len(finished))
                 if interrupt.is_requested:
@@ -99,12 +98,11 @@ class Generation:
 
     def _requests(self) -> Iterator[Request]:
         """The requests in visiting order, made when the engine wants them."""
-        params, rows, plan = self.target.params, self.rows, self.plan
-        end_token_ids = params.stop_token_ids
-        if not params.ignore_eos:
-            end_token_ids |= self.target.info.eos_token_ids
+        rows, plan = self.rows, self.plan
         has_cache = self.engine.scheduler.cache.enabled
         for place, position in enumerate(plan.order):
+            params = rows.sampling.params(position)
+            ends = frozenset() if params.ignore_eos else self.target.info.eos_token_ids
             yield Request(
                 row_index=rows.row_indices[position],
                 prompt_token_ids=rows.store[position],
@@ -114,8 +112,8 @@ class Generation:
                 shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[place]),
                 num_seen_tokens=int(plan.seen[place]) if has_cache else 0,
                 group=self.groups.of(position),
-                end_token_ids=end_token_ids,
-                stop_condition=StopMatcher(self.detokenizer, params.stop) if params.stop else None,
+                end_token_ids=params.stop_token_ids | ends,
+                stop_condition=self.outputs.stop_condition(params),
             )
 
 
@@ -139,7 +137,8 @@ def prepare_generation(
     backend = make_backend(target.attention)
     engine = assemble_engine(model, target.layers, backend, target.info.unused_token_ids, settings)
     groups = RowGroups(plan, len(rows), job.spec.engine.block_size)
-    return Generation(target, rows, plan, groups, pool, engine, Detokenizer(target.info.tokenizer))
+    outputs = Outputs(target.info.tokenizer, token_ids=job.spec.output.token_ids)
+    return Generation(target, rows, plan, groups, pool, engine, outputs)
 
 
 def _engine_settings(job: Job, target: Target, pool: PoolSize) -> EngineSettings:
@@ -154,26 +153,3 @@ def _engine_settings(job: Job, target: Target, pool: PoolSize) -> EngineSettings
         max_model_len=target.max_model_len,
         by_prefix=engine.order == "prefix",
     )
-
-
-def _output(request: Request, detokenizer: Detokenizer) -> RequestOutput:
-    """The last form of a row: its text without what ended it, its error with its place."""
-    assert request.finish_reason is not None
-    return RequestOutput(
-        row_index=request.row_index,
-        finish_reason=request.finish_reason,
-        sample_index=request.sample_index,
-        completion=_text(request, detokenizer) if request.output_token_ids else None,
-        error=None if request.error is None else f"row {request.row_index + 1} of the input: {request.error}",
-        prompt_tokens=request.num_prompt_tokens,
-        completion_tokens=len(request.output_token_ids),
-        cached_tokens=request.num_cached_tokens,
-    )
-
-
-def _text(request: Request, detokenizer: Detokenizer) -> str:
-    """The completion as text: neither an end token nor a stop string is part of it."""
-    if isinstance(request.stop_condition, StopMatcher):
-        return request.stop_condition.text
-    token_ids = request.output_token_ids
-    return detokenizer.decode(token_ids[:-1] if token_ids[-1] in request.end_token_ids else token_ids)

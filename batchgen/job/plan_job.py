@@ -174,7 +174,7 @@ def _rows_at_once(job: Job, target: Target, rows: TokenisedRows, plan: Plan, poo
 
 def _time(job: Job, target: Target, rows: TokenisedRows, plan: Plan, tokens_per_second: float | None) -> TimeEstimate:
     earlier = _earlier_run(job)
-    output, output_source = _output_tokens(job, target, earlier)
+    output, output_source = _output_tokens(job, rows, earlier)
     num_output = int(np.minimum(rows.max_tokens[plan.order], output).sum())
     num_computed = plan.num_prompt_tokens - plan.hit_ceiling + num_output
     rate, source = tokens_per_second, "--tokens-per-second"
@@ -190,14 +190,15 @@ def _time(job: Job, target: Target, rows: TokenisedRows, plan: Plan, tokens_per_
     )
 
 
-def _output_tokens(job: Job, target: Target, earlier: RunReport | None) -> tuple[float, str]:
+def _output_tokens(job: Job, rows: TokenisedRows, earlier: RunReport | None) -> tuple[float, str]:
     """Tokens of a completion, and how we know."""
     if earlier is not None and earlier.num_ok:
         return earlier.num_output_tokens / earlier.num_ok, "as long on average as in the earlier run"
     if job.spec.engine.expected_tokens is not None:
         return job.spec.engine.expected_tokens, "engine.expected_tokens a row"
-    if target.params.max_tokens is not None:
-        return target.params.max_tokens, "sampling.max_tokens a row, the most there can be"
+    limits = [params.max_tokens for params in rows.sampling.distinct]
+    if None not in limits:
+        return max(limit or 0 for limit in limits), "sampling.max_tokens a row, the most there can be"
     guess = ExpectedTokens().value
     return guess, f"{guess} a row, a guess, as sampling.max_tokens is not set"
 

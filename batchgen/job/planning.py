@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from batchgen.engine.scheduler import MAX_PROMPT_LOGITS
 from batchgen.job.load import Job
 from batchgen.job.target import Target
 from batchgen.job.tokenise import BadRows, TokenisedRows
@@ -23,6 +24,7 @@ def plan_rows(job: Job, target: Target, rows: TokenisedRows, positions: Position
         max_num_seqs=target.max_num_seqs,
         by_prefix=engine.order == "prefix",
         share=engine.prefix_cache,
+        scored=rows.sampling.scored(len(rows)),
     )
 
 
@@ -34,9 +36,8 @@ def fit_pool(
     The others go to `bad_rows`. Raises CapacityError.
     """
     engine, info = job.spec.engine, target.info
-    for_steps = step_bytes(
-        info.config.hidden_size, info.vocab_size, target.max_num_seqs, target.max_batched_tokens, info.dtype
-    )
+    num_logits = target.max_num_seqs + (MAX_PROMPT_LOGITS if rows.sampling.asks("prompt_logprobs") else 0)
+    for_steps = step_bytes(info.config.hidden_size, info.vocab_size, num_logits, target.max_batched_tokens, info.dtype)
     pool = size_pool(
         target.layers,
         engine.block_size,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -91,6 +91,6 @@ class Results:
         """Let a commit happen by time also while no row ends."""
         self._writer.commit_if_due()
 
-    def finish(self, source: Input, output: OutputSpec) -> None:
-        """Write the parts in input order."""
-        self._writer.finish(source, output.prefix, output.format)
+    def finish(self, source: Input, output: OutputSpec, on_request: Collection[str] = ()) -> None:
+        """Write the parts in input order, with those columns `on_request` that only some jobs have."""
+        self._writer.finish(source, output.prefix, output.format, on_request)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from batchgen.engine.assemble import EngineSettings, make_scheduler
 from batchgen.engine.engine import Engine
+from batchgen.engine.outcome import Failed, Outcome, Sampled
 from batchgen.engine.request import Request, RequestStatus
 from batchgen.engine.scheduler import SchedulerOutput
 from batchgen.plan.order import lexicographic_order, visiting_order
@@ -30,10 +31,10 @@ class CountingRunner:
     def __init__(self) -> None:
         self.computed: dict[int, list[int]] = {}  # row -> positions, in the order they were computed
 
-    def run(self, step: SchedulerOutput) -> list[int | str]:
+    def run(self, step: SchedulerOutput) -> list[Outcome]:
         for chunk in step.chunks:
             self.computed.setdefault(chunk.request.row_index, []).extend(range(chunk.start, chunk.stop))
-        return [7 for chunk in step.chunks if chunk.is_sampled]
+        return [Sampled(7) for chunk in step.chunks if chunk.is_sampled]
 
 
 class CheckedEngine(Engine):
@@ -155,7 +156,7 @@ def test_an_outcome_that_is_an_error_ends_its_row_only() -> None:
     for request in requests:
         engine.scheduler.add(request)
     step = engine.scheduler.schedule()
-    finished = engine.scheduler.update(step, ["broken", 7])
+    finished = engine.scheduler.update(step, [Failed("broken"), Sampled(7)])
     assert [request.finish_reason for request in finished] == [FinishReason.ERROR, FinishReason.LENGTH]
     assert finished[0].error == "broken"
     engine.scheduler.check_integrity()
@@ -226,7 +227,7 @@ class CheckingRunner(CountingRunner):
         self.broken_rows = broken_rows
         self.slots: dict[tuple[int, int], list[int]] = {}
 
-    def run(self, step: SchedulerOutput) -> list[int | str]:
+    def run(self, step: SchedulerOutput) -> list[Outcome]:
         for chunk in step.chunks:  # every layer writes before it attends
             for position in range(chunk.start, chunk.stop):
                 self.slots[self.slot(chunk.request, position)] = chunk.request.token_ids(0, position + 1)
@@ -235,7 +236,11 @@ class CheckingRunner(CountingRunner):
             for position in range(chunk.stop):
                 assert self.slots[self.slot(chunk.request, position)] == tokens[: position + 1]
         super().run(step)
-        return ["broken" if c.request.row_index in self.broken_rows else 7 for c in step.chunks if c.is_sampled]
+        return [
+            Failed("broken") if c.request.row_index in self.broken_rows else Sampled(7)
+            for c in step.chunks
+            if c.is_sampled
+        ]
 
     def slot(self, request: Request, position: int) -> tuple[int, int]:
         return request.block_table[position // self.block_size], position % self.block_size

@@ -48,7 +48,7 @@ def written_parts(
     writer = ResultWriter(output, rows_per_chunk=sizes.pop("rows_per_chunk", 10_000))
     for each in answers:
         writer.write(each)
-    writer.finish(input, "", format, **sizes)
+    writer.finish(input, "", format, (), **sizes)
     return sorted(output.completions.iterdir())
 
 
