@@ -132,6 +132,7 @@ class SamplingSpec(_Section):
         {}, description="token id, or text that is one token -> what is added to its logit; -100 forbids it"
     )
     bad_words: Texts = Field((), description="texts that a completion never has")
+    n: PositiveCount = Field(1, description="samples of every row; they share its prompt")
     max_tokens: PositiveCount | None = Field(None, description="null: up to the context limit")
     min_tokens: Count = Field(0, description="no stop of any kind counts before so many tokens")
     stop: Texts = Field((), description="text, or a list of texts, that ends a completion")
@@ -170,7 +171,9 @@ class EngineSpec(_Section):
     max_model_len: PositiveCount | None = Field(None, description="null: the model's own")
     prefix_cache: bool = Field(True, description="share the blocks of common prefixes")
     order: Literal["prefix", "input"] = Field("prefix", description="prefix: whole-job depth-first order")
-    attention: Literal["auto", "torch", "cpu"] = Field("auto", description="auto | torch (the plain truth) | cpu")
+    attention: Literal["auto", "torch", "cpu", "triton"] = Field(
+        "auto", description="auto | torch (the plain truth) | cpu | triton (GPU)"
+    )
 
 
 class JobSpec(_Section):

@@ -25,6 +25,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
     bad_words: tuple[tuple[int, ...], ...] = ()  # the last of each is forbidden behind the others
+    n: int = 1  # samples of every row
     max_tokens: int | None = None
     min_tokens: int = 0
     stop: tuple[str, ...] = ()

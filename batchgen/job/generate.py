@@ -25,6 +25,7 @@ from batchgen.models.load import load_weights
 from batchgen.plan.groups import prefix_groups
 from batchgen.plan.plan import Plan
 from batchgen.plan.token_store import Positions
+from batchgen.sampling_params import SamplingParams
 from batchgen.stats.report import PlannedFigures
 from batchgen.stats.stopwatch import Stopwatch
 from batchgen.stats.tables import GroupPrefix
@@ -73,10 +74,11 @@ class Generation:
         progress = Progress(num_rows, num_done, stats, self.pool.num_blocks, quiet=quiet)
         with interrupt.deferred(), results.committed_at_end(), progress:
             for finished in self.engine.run(self._requests()):
+                num_done = results.counts.num_done
                 for request in finished:
-                    results.add(self.outputs.of(request))
+                    results.add(self.outputs.of(request), request.params.n)
                 results.commit_if_due()
-                progress.step_done(len(finished))
+                progress.step_done(results.counts.num_done - num_done)
                 if interrupt.is_requested:
                     break
 
@@ -97,24 +99,31 @@ class Generation:
         return GroupPrefix(self.rows.row_indices[int(positions.min())], num_tokens)
 
     def _requests(self) -> Iterator[Request]:
-        """The requests in visiting order, made when the engine wants them."""
-        rows, plan = self.rows, self.plan
-        has_cache = self.engine.scheduler.cache.enabled
-        for place, position in enumerate(plan.order):
-            params = rows.sampling.params(position)
-            ends = frozenset() if params.ignore_eos else self.target.info.eos_token_ids
-            yield Request(
-                row_index=rows.row_indices[position],
-                prompt_token_ids=rows.store[position],
-                params=params,
-                draw_key=rows.draw_key(position),
-                max_tokens=int(rows.max_tokens[position]),
-                shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[place]),
-                num_seen_tokens=int(plan.seen[place]) if has_cache else 0,
-                group=self.groups.of(position),
-                end_token_ids=params.stop_token_ids | ends,
-                stop_condition=self.outputs.stop_condition(params),
-            )
+        """The first sample of every row in visiting order, with the others, made when the engine wants them."""
+        for place, position in enumerate(self.plan.order):
+            params = self.rows.sampling.params(position)
+            first, *later = (self._request(place, params, sample) for sample in range(params.n))
+            first.later_samples = later
+            for sample in later:  # what is known of the prompt is known for all of them
+                sample.prompt_logprobs = first.prompt_logprobs
+            yield first
+
+    def _request(self, place: int, params: SamplingParams, sample: int) -> Request:
+        rows, plan, position = self.rows, self.plan, self.plan.order[place]
+        ends = frozenset() if params.ignore_eos else self.target.info.eos_token_ids
+        return Request(
+            row_index=rows.row_indices[position],
+            prompt_token_ids=rows.store[position],
+            params=params,
+            draw_key=rows.draw_key(position),
+            max_tokens=int(rows.max_tokens[position]),
+            shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[place]),
+            num_seen_tokens=int(plan.seen[place]) if self.engine.scheduler.cache.enabled else 0,
+            group=self.groups.of(position),
+            end_token_ids=params.stop_token_ids | ends,
+            stop_condition=self.outputs.stop_condition(params),
+            sample_index=sample,
+        )
 
 
 def prepare_generation(

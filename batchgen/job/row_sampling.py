@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ from batchgen.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from batchgen.io.rows import Row
     from batchgen.job.token_values import TokenValues
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 _MAX_KNOWN = 4096  # overrides whose values are remembered; rows with a seed each would fill the memory
 _NO_LIMIT = np.iinfo(np.int32).max
@@ -75,19 +77,27 @@ class RowSampling:
 
     def max_tokens(self, room: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """The most tokens that each row may get where the context leaves `room`."""
-        limits = np.array([_NO_LIMIT if p.max_tokens is None else p.max_tokens for p in self.distinct], np.int32)
-        return np.minimum(room, limits[self._numbers] if self._numbers else limits[0])
+        limits = [_NO_LIMIT if params.max_tokens is None else params.max_tokens for params in self.distinct]
+        return np.minimum(room, self._by_row(limits, np.int32))
 
     def asks(self, name: str) -> bool:
         """Whether any row has a value for this key, which is None by default."""
         return any(getattr(params, name) is not None for params in self.distinct)
 
-    def scored(self, num_rows: int) -> npt.NDArray[np.bool_] | None:
-        """[num_rows] whether the logprobs of a row's prompt are asked for; None: of none."""
-        is_scored = np.array([params.prompt_logprobs is not None for params in self.distinct])
-        if not is_scored.any():
-            return None
-        return is_scored[self._numbers] if self._numbers else np.full(num_rows, True)
+    @property
+    def is_scored(self) -> npt.NDArray[np.bool_]:
+        """Whether the logprobs of a row's prompt are asked for; one value for all rows, or one a row."""
+        return self._by_row([params.prompt_logprobs is not None for params in self.distinct], np.bool_)
+
+    @property
+    def num_samples(self) -> npt.NDArray[np.int64]:
+        """One value for all rows, or one a row."""
+        return self._by_row([params.n for params in self.distinct], np.int64)
+
+    def _by_row(self, values: Sequence[Any], dtype: type[Scalar]) -> npt.NDArray[Scalar]:
+        """`values`, one of each of `distinct`, where the rows are."""
+        array = np.array(values, dtype)
+        return array[np.frombuffer(self._numbers, np.uint32)] if self._numbers else array[:1]
 
     def _override(self, value: Any) -> _Override:
         key = repr(value)

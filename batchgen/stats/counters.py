@@ -53,6 +53,7 @@ class RunStats:
     num_empty_slots: int = 0
     num_running: int = 0
     num_logical_blocks: int = 0
+    num_stored_tokens: int = 0
     peak_internal_fragmentation: float | None = None
     peak_used_blocks: int = 0
     peak_running: int = 0
@@ -109,6 +110,7 @@ class RunStats:
         self.num_empty_slots += step.num_empty_slots
         self.num_running += step.num_running
         self.num_logical_blocks += step.num_logical_blocks
+        self.num_stored_tokens += step.num_stored_tokens
         fragmentation = step.num_empty_slots / num_slots
         self.peak_internal_fragmentation = max(self.peak_internal_fragmentation or 0.0, fragmentation)
 
@@ -119,12 +121,12 @@ class RunStats:
 
     @property
     def internal_fragmentation(self) -> float | None:
-        """Mean over time of the share of held slots that store nothing."""
+        """Of the slots held in all steps, the share that store nothing."""
         return ratio(self.num_empty_slots, self.num_used_slots)
 
     @property
     def empty_slots_per_row(self) -> float | None:
-        """Mean over time of the slots that a running row holds and does not fill."""
+        """Slots that a running row holds and does not fill; mean over rows and steps."""
         return ratio(self.num_empty_slots, self.num_running)
 
     @property
@@ -139,15 +141,14 @@ class RunStats:
 
     @property
     def sharing(self) -> float | None:
-        """Mean over time of the share of logical blocks that needed no block of their own."""
+        """Of the logical blocks in all steps, the share that needed no block of their own."""
         physical = ratio(self.num_used_slots, self.num_logical_blocks * self.block_size)
         return None if physical is None else 1 - physical
 
     @property
     def static_reservation_waste(self) -> float | None:
         """The waste avoided: the share left empty had every running row reserved `max_model_len` slots."""
-        stored = self.num_logical_blocks * self.block_size - self.num_empty_slots
-        filled = ratio(stored, self.num_running * self.max_model_len)
+        filled = ratio(self.num_stored_tokens, self.num_running * self.max_model_len)
         return None if filled is None else 1 - filled
 
     def tail_share(self, share_of_rows: float = 0.05) -> float | None:

@@ -26,7 +26,7 @@ def _reuse(report: RunReport, prefix_cache: bool) -> Iterator[str]:
     if not prefix_cache:
         yield "No prompt token was reused: engine.prefix_cache was false."
     elif not report.hit_ceiling:
-        yield f"No prompt token could be reused: no two prompts begin with the same {report.block_size} tokens."
+        yield f"No prompt token could be reused: no two prompts have a block of {report.block_size} tokens in common."
     elif report.num_hit_tokens == report.hit_ceiling:
         yield f"{hits} were reused: all that {at_size}."
     else:

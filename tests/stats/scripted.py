@@ -12,7 +12,7 @@ from batchgen.engine.assemble import EngineSettings, make_scheduler
 from batchgen.engine.engine import Engine
 from batchgen.engine.outcome import Outcome, Sampled
 from batchgen.engine.request import Request
-from batchgen.engine.scheduler import SchedulerOutput
+from batchgen.engine.step import SchedulerOutput
 from batchgen.plan.groups import prefix_groups
 from batchgen.plan.plan import Plan, make_plan
 from batchgen.plan.token_store import PackedTokens
@@ -29,7 +29,7 @@ class IdleRunner:
     """Answers every sampled chunk with token 7."""
 
     def run(self, step: SchedulerOutput) -> list[Outcome]:
-        return [Sampled(7) for chunk in step.chunks if chunk.is_sampled]
+        return [Sampled(7)] * len(step.sampled_requests)
 
 
 @dataclass(frozen=True)
