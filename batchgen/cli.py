@@ -91,8 +91,8 @@ def run(ctx: click.Context, job_file: Path, overrides: tuple[str, ...], quiet: b
 
 
 @main.command()
-@click.argument("folders", metavar="OUT...", nargs=-1, required=True, type=click.Path(path_type=Path))
-def report(folders: tuple[Path, ...]) -> None:
+@click.argument("folders", metavar="OUT...", nargs=-1, required=True)
+def report(folders: tuple[str, ...]) -> None:
     """Show the report of a finished run again, or compare the reports of several.
 
     OUT is the output folder of a run. Of one folder the table is printed and report.html is made anew; of several the
@@ -102,14 +102,15 @@ def report(folders: tuple[Path, ...]) -> None:
     """
     _log_to_stderr(logging.INFO)
     from batchgen.io.folder import OutputFolder
+    from batchgen.io.remote import locate
     from batchgen.stats.artifact import read_artifact, read_report
     from batchgen.stats.compare import compare
     from batchgen.stats.page import render_page
 
     if len(folders) > 1:
-        click.echo(compare({str(folder): read_report(folder) for folder in folders}))
+        click.echo(compare({folder: read_report(locate(folder)) for folder in folders}))
         return
-    artifact = read_artifact(folders[0])
+    artifact = read_artifact(locate(folders[0]))
     click.echo(artifact.report.table())
     click.echo(artifact.report.summary())
     OutputFolder(folders[0]).write_text("report.html", render_page(artifact))
@@ -148,8 +149,8 @@ def plan(
 
 
 @main.command()
-@click.argument("folder", metavar="OUT", type=click.Path(path_type=Path))
-def status(folder: Path) -> None:
+@click.argument("folder", metavar="OUT")
+def status(folder: str) -> None:
     """Show how far the run in an output folder is: finished, running, or stopped, and its rows so far.
 
     Example: batchgen status out/monday
@@ -160,13 +161,13 @@ def status(folder: Path) -> None:
 
     output = OutputFolder(folder)
     is_finished = output.success.exists()
-    click.echo(f"finished\n{read_report(folder).summary()}" if is_finished else describe_unfinished(output))
+    click.echo(f"finished\n{read_report(output.path).summary()}" if is_finished else describe_unfinished(output))
 
 
 @main.command()
-@click.argument("folder", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="OUT")
 @click.option("--to", required=True, metavar="FOLDER", type=click.Path(path_type=Path), help="A new or empty folder.")
-def export(folder: Path, to: Path) -> None:
+def export(folder: str, to: Path) -> None:
     """Write the committed rows of an unfinished run as Parquet, by row_index, also while it runs.
 
     The columns are row_index (0 is the first row of the input) and those that batchgen adds, without the input's own.

@@ -89,7 +89,7 @@ class InputSpec(_Section):
     """Which rows, and which of their columns make the prompt."""
 
     path: TextOrList = Field(
-        description="file, folder, glob, or a list of them; Parquet, or JSON lines, also as .gz or .zst"
+        description="file, folder, glob, URL, or a list of them; Parquet, or JSON lines, also as .gz or .zst"
     )
     format: Literal["auto", "parquet", "jsonl"] = Field("auto", description="auto: by file name, less .gz or .zst")
     id: Text | None = Field(None, description="column with the row's id; draws depend on it instead of the position")
@@ -147,7 +147,7 @@ class SamplingSpec(_Section):
 class OutputSpec(_Section):
     """Where the answers go."""
 
-    path: Text = Field(description="a folder")
+    path: Text = Field(description="a folder, or a URL of one such as s3://bucket/folder")
     format: Literal["parquet", "jsonl"] = Field("parquet", description="of the part files in completions/")
     overwrite: bool = Field(False, description="replace an earlier run in that folder")
     prefix: str = Field("", description="put before the name of every added column, for example gen_")

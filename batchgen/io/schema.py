@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import pyarrow as pa
 
@@ -30,6 +30,19 @@ _ON_REQUEST = (
     pa.field("prompt_logprobs", _LOGPROBS),
 )
 JOURNAL_SCHEMA = pa.schema([_ROW_INDEX, *_ADDED, *_ON_REQUEST])
+# What a reader of the output finds in the field metadata, under "description".
+_DESCRIPTIONS = {
+    "completion": "the generated text; null if the row failed before its first token",
+    "finish_reason": "stop (an end token or a stop text), length (max_tokens or the context limit) or error",
+    "error": "why the row failed, with its file, its line or row, and its column; null otherwise",
+    "prompt_tokens": "tokens of the prompt as the model saw it; null if it was never tokenised",
+    "completion_tokens": "generated tokens, end tokens included",
+    "cached_tokens": "prompt tokens whose keys and values were reused and not computed again",
+    "sample_index": "number of this sample among those of its row, from 0",
+    "completion_token_ids": "ids of the generated tokens, end tokens included",
+    "logprobs": "for each generated token its log-probability and rank under the model, and the most likely tokens",
+    "prompt_logprobs": "the same for each token of the prompt; nothing is known of the first",
+}
 
 
 def added_columns(on_request: Collection[str] = ()) -> list[str]:
@@ -46,11 +59,20 @@ def output_schema(
     """
     if format == "jsonl":
         json_values.check_types(input_schema)
-    added = [JOURNAL_SCHEMA.field(name).with_name(prefix + name) for name in added_columns(on_request)]
+    added = [
+        JOURNAL_SCHEMA.field(name).with_name(prefix + name).with_metadata({"description": _DESCRIPTIONS[name]})
+        for name in added_columns(on_request)
+    ]
     taken = [field.name for field in added if field.name in input_schema.names]
     if taken:
         raise OutputError(
             f"the input already has {'columns' if len(taken) > 1 else 'a column'} named {', '.join(taken)}; "
             f"set output.prefix (now {prefix!r}, for example 'gen_') to rename the columns that batchgen adds"
         )
-    return pa.schema([*input_schema, *added], metadata={"batchgen": batchgen.__version__})
+    return pa.schema([*input_schema, *added])
+
+
+def with_origin(schema: pa.Schema, origin: Mapping[str, str]) -> pa.Schema:
+    """The schema of a file that says what wrote it: batchgen's version, and what `origin` tells of the run."""
+    told = {f"batchgen.{key}": value for key, value in origin.items()}
+    return schema.with_metadata({"batchgen": batchgen.__version__, **told})

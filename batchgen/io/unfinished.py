@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -13,7 +12,6 @@ import pyarrow as pa
 from batchgen.errors import OutputError
 from batchgen.io.folder import OutputFolder
 from batchgen.io.journal import ResultRow, committed_chunks, merge_chunks, read_endings, to_arrays
-from batchgen.io.lock import live_holder
 from batchgen.io.schema import JOURNAL_SCHEMA
 from batchgen.io.writers import write_parts
 from batchgen.request_output import FinishReason
@@ -25,7 +23,7 @@ _ROWS_PER_PART = 1_000_000
 def describe_unfinished(folder: OutputFolder) -> str:
     """Who runs it and what is committed, in two lines. Raises OutputError where there is no unfinished run."""
     _refuse_other(folder)
-    holder = live_holder(folder.lock.path, time.time())
+    holder = folder.lock.live_holder()
     failed: dict[int, bool] = {}  # row -> whether one of its samples failed
     for output in read_endings(committed_chunks(folder.journal)):
         failed[output.row_index] = failed.get(output.row_index, False) or output.finish_reason is FinishReason.ERROR

@@ -146,7 +146,7 @@ def prepare_generation(
     backend = make_backend(target.attention)
     engine = assemble_engine(model, target.layers, backend, target.info.unused_token_ids, settings)
     groups = RowGroups(plan, len(rows), job.spec.engine.block_size)
-    outputs = Outputs(target.info.tokenizer, token_ids=job.spec.output.token_ids)
+    outputs = Outputs(target.info.tokenizer, rows.places, token_ids=job.spec.output.token_ids)
     return Generation(target, rows, plan, groups, pool, engine, outputs)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchgen.engine.outcome import TokenLogprobs
 from batchgen.engine.request import Request
+from batchgen.io.rows import Places
 from batchgen.job.row_sampling import RowSampling
 from batchgen.job_spec import OutputSpec
 from batchgen.prompts.detokenize import Detokenizer, StopMatcher, TokenTexts
@@ -29,8 +30,9 @@ def columns_on_request(output: OutputSpec, sampling: RowSampling) -> set[str]:
 class Outputs:
     """Makes the outputs of one job."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, *, token_ids: bool) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, places: Places, *, token_ids: bool) -> None:
         self._tokenizer = tokenizer
+        self._places = places
         self._token_ids = token_ids
         self._detokenizers: dict[bool, Detokenizer] = {}
 
@@ -46,7 +48,7 @@ class Outputs:
             finish_reason=request.finish_reason,
             sample_index=request.sample_index,
             completion=self._text(request) if request.output_token_ids else None,
-            error=None if request.error is None else f"row {request.row_index + 1} of the input: {request.error}",
+            error=None if request.error is None else f"{self._places[request.row_index]}: {request.error}",
             prompt_tokens=request.num_prompt_tokens,
             completion_tokens=len(request.output_token_ids),
             cached_tokens=request.num_cached_tokens,

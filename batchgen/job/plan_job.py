@@ -12,6 +12,7 @@ import numpy as np
 from batchgen.engine.expected_tokens import ExpectedTokens
 from batchgen.errors import CapacityError, OutputError
 from batchgen.io.readers import open_input
+from batchgen.io.remote import locate
 from batchgen.job.job_plan import (
     SCHEMA_VERSION,
     BadKind,
@@ -217,6 +218,6 @@ def _output_tokens(job: Job, rows: TokenisedRows, earlier: RunReport | None) -> 
 def _earlier_run(job: Job) -> RunReport | None:
     """The report of a finished run in the output folder, if there is one that can be read."""
     try:
-        return read_report(Path(job.spec.output.path))
+        return read_report(locate(job.spec.output.path))
     except OutputError:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from operator import attrgetter
@@ -105,6 +105,11 @@ class Results:
         """Let a commit happen by time also while no row ends."""
         self._writer.commit_if_due()
 
-    def finish(self, source: Input, output: OutputSpec, on_request: Collection[str] = ()) -> None:
-        """Write the parts in input order, with those columns `on_request` that only some jobs have."""
-        self._writer.finish(source, output.prefix, output.format, on_request)
+    def finish(
+        self, source: Input, output: OutputSpec, origin: Mapping[str, str], on_request: Collection[str] = ()
+    ) -> None:
+        """Write the parts in input order, with those columns `on_request` that only some jobs have.
+
+        `origin` is what the parts say of the run that wrote them.
+        """
+        self._writer.finish(source, output.prefix, output.format, on_request, origin=origin)

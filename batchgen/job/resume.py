@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
 from hashlib import blake2b, file_digest
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ import transformers
 from batchgen import __version__
 from batchgen.errors import InputError, OutputError
 from batchgen.io.folder import OutputFolder
+from batchgen.io.remote import Location, state_of
 from batchgen.job.load import Job
 from batchgen.job.resolve import plain
 from batchgen.job.run_state import Earlier, RunState
@@ -41,7 +41,7 @@ class Session:
 
 
 def decide(
-    job: Job, target: Target, files: Sequence[Path], folder: OutputFolder, earlier: Earlier | None, now: datetime
+    job: Job, target: Target, files: Sequence[Location], folder: OutputFolder, earlier: Earlier | None, now: datetime
 ) -> Session:
     """How this session starts, given the run that is in the folder already.
 
@@ -67,14 +67,17 @@ def decide(
 
 
 def _fingerprint(
-    job: Job, target: Target, files: Sequence[Path], old: RunState | None
+    job: Job, target: Target, files: Sequence[Location], old: RunState | None
 ) -> tuple[dict[str, str], dict[str, int]]:
     """Everything but the seed that changes answers, and the times of the input files. Raises InputError."""
     spec = job.spec
     mtimes: dict[str, int] = {}
     contents: dict[str, str] = {}
     for number, path in enumerate(files):
-        contents[f"input file {number + 1}"], mtimes[str(path)] = _content(path, f"input file {number + 1}", old)
+        key = f"input file {number + 1}"
+        contents[key], mtime = _content(path, key, old)
+        if mtime is not None:
+            mtimes[str(path)] = mtime
     sampling = {name: getattr(target.params, name) for name in type(spec.sampling).model_fields if name != "seed"}
     return {
         **contents,
@@ -91,17 +94,22 @@ def _fingerprint(
     }, mtimes
 
 
-def _content(path: Path, key: str, old: RunState | None) -> tuple[str, int]:
-    """An input file in words, and its time. One that has the size and time of the earlier session is not read."""
+def _content(path: Location, key: str, old: RunState | None) -> tuple[str, int | None]:
+    """An input file in words, and its time. One that has the size and time of the earlier session is not read.
+
+    In a store, what that says of the object, such as its ETag, stands for the content where there is such a thing.
+    """
     try:
-        state = path.stat()
-        start = f"{path}, {state.st_size} bytes, blake2b "
-        known = old.fingerprint.get(key, "") if old and old.mtimes.get(str(path)) == state.st_mtime_ns else ""
+        size, stamp = state_of(path)
+        if isinstance(stamp, str):
+            return f"{path}, {size} bytes, {stamp}", None
+        start = f"{path}, {size} bytes, blake2b "
+        known = old.fingerprint.get(key, "") if old and stamp and old.mtimes.get(str(path)) == stamp else ""
         if known.startswith(start):
-            return known, state.st_mtime_ns
+            return known, stamp
         with path.open("rb") as file:
             digest = file_digest(file, lambda: blake2b(digest_size=16)).hexdigest()
-        return start + digest, state.st_mtime_ns
+        return start + digest, stamp
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
 

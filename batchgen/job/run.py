@@ -67,7 +67,7 @@ def run_job(job: Job, *, quiet: bool = False, interrupt: Interrupt | None = None
         if session.start is Start.RESUMED:
             log.info("%s: continues, %d rows are done already", folder.path, results.counts.num_resumed)
         with watch.part("tokenise"):
-            store = TokenStore(folder.state / "tokens.bin")
+            store = TokenStore(folder.scratch / "tokens.bin")
             rows = tokenise(source, encoder, target, results, store, quiet=quiet)
         # refuses names and types that cannot be written; those of JSON lines are known only now
         on_request = columns_on_request(spec.output, rows.sampling)
@@ -78,7 +78,7 @@ def run_job(job: Job, *, quiet: bool = False, interrupt: Interrupt | None = None
             with watch.part("run"):
                 generation.run(results, interrupt or Interrupt(), quiet=quiet)
         with watch.part("write"):
-            results.finish(source, spec.output, on_request)
+            results.finish(source, spec.output, {"job": str(job.path), "model": spec.model.path}, on_request)
         report = _report(job, target, results, generation, watch, started)
         write_report(folder, _artifact(report, generation, _resolved_job(job, target, generation, report, state)))
         folder.mark_success()

@@ -9,13 +9,13 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from batchgen.io.folder import OutputFolder
+from batchgen.io.remote import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,9 @@ def read_earlier(folder: OutputFolder) -> Earlier | None:
         return None
 
 
-def _in_run_json(path: Path) -> Any:
+def _in_run_json(path: Location) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _in_job_yaml(path: Path) -> Any:
-    return YAML(typ="safe", pure=True).load(path)["run"]
+def _in_job_yaml(path: Location) -> Any:
+    return YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))["run"]

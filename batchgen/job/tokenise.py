@@ -21,7 +21,7 @@ from batchgen.engine.philox import draw_key
 from batchgen.errors import InputError
 from batchgen.io.columns import missing_column, prompt_columns
 from batchgen.io.readers import Input
-from batchgen.io.rows import Row, RowBatch
+from batchgen.io.rows import Places, Row, RowBatch
 from batchgen.job.encode import RowEncoder
 from batchgen.job.progress import rows_bar
 from batchgen.job.row_sampling import RowSampling
@@ -57,6 +57,7 @@ class TokenisedRows:
     max_tokens: npt.NDArray[np.int32]  # the most tokens that each prompt may get
     sampling: RowSampling
     draw_keys: array[int] | None  # None: rows have no ids, and a key follows from the row's index
+    places: Places  # of all rows of the input
     labels: array[int] | None  # the same number where system messages end alike; None: rows have no system message
 
     def __len__(self) -> int:
@@ -93,7 +94,7 @@ def tokenise(
             bar.update(len(prompts.lengths))
     refused.check(collected.num_rows)
     _check_columns(source, encoder.spec)
-    return collected.finish(target)
+    return collected.finish(target, source.places)
 
 
 def _check_columns(source: Input, spec: InputSpec) -> None:
@@ -143,7 +144,7 @@ class _Collector:
         self.num_rows += len(prompts.lengths)
         return prompts
 
-    def finish(self, target: Target) -> TokenisedRows:
+    def finish(self, target: Target, places: Places) -> TokenisedRows:
         """No more rows."""
         self._store.seal()
         if self._keys is not None:
@@ -155,6 +156,7 @@ class _Collector:
             max_tokens=self._sampling.max_tokens(target.max_model_len - lengths),
             sampling=self._sampling,
             draw_keys=None if self._keys is None else self._draw_keys,
+            places=places,
             labels=self._labels if self._has_labels else None,
         )
 
