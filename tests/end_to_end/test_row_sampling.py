@@ -14,6 +14,7 @@ import pytest
 from batchgen.job.load import load_job
 from batchgen.job.plan_job import plan_job
 from tests.end_to_end.harness import GREEDY, TinyRunner
+from tests.end_to_end.test_resume import Stop, stop_after
 from tests.tiny_models import EOS, context_model, script, table_model, uniform_model
 
 FULL = "aNb;cd"
@@ -238,3 +239,29 @@ def test_any_way_of_running_gives_the_same_tokens_and_logprobs(run_tiny: TinyRun
     assert_equal(run(rows[::-1], max_num_seqs=8), expected)
     assert_equal(run(rows, prefix_cache=False, block_size=8, max_batched_tokens=7), expected)
     assert_equal(run(rows, block_size=4, num_blocks=32, expected_tokens=1), expected)
+
+
+def test_a_resumed_run_draws_and_scores_as_an_unbroken_one(
+    run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [{"n": 2}, {"seed": 9}, {"repetition_penalty": 1.2}, None, {"prompt_logprobs": 1}, {"top_p": 5}, {"top_k": 3}]
+    rows = [{"prompt": f"row {n}", "own": value} for n, value in enumerate(own)]
+    job: dict[str, Any] = {
+        "model": context_model,
+        "input": {"sampling": "own"},
+        "sampling": {"temperature": 1, "seed": 4, "logprobs": 0},
+        "engine": {"max_num_seqs": 1},
+    }
+    expected = run_tiny(rows, **job)
+    job_file = run_tiny.write(rows, **job)
+    stop_after(monkeypatch, 4)
+    with pytest.raises(Stop):
+        run_tiny.run_file(job_file)
+    stop_after(monkeypatch, None)
+    result = run_tiny.run_file(job_file)
+    assert result.report["num_resumed_rows"] >= 2
+    assert [row["completion"] for row in result.rows] == [row["completion"] for row in expected.rows]
+    for found, row in zip(result.rows, expected.rows, strict=True):
+        values = [[token["logprob"] for token in each["logprobs"] or []] for each in (found, row)]
+        assert values[0] == pytest.approx(values[1], abs=1e-4)
+        assert (found["prompt_logprobs"] is None) == (row["prompt_logprobs"] is None)
