@@ -108,6 +108,8 @@ def main(job_file: Path, overrides: tuple[str, ...]) -> None:
             stats = drive(rows, plan, target, block_size, num_blocks)
             results[order] = {
                 "hit_tokens": stats.prompt.hit,
+                "copied_tokens": stats.prompt.copied,
+                "computed_prompt_tokens": stats.prompt.total - stats.prompt.found,
                 "hit_rate": stats.hit_rate,
                 "hit_efficiency": stats.prompt.hit / plan.hit_ceiling if plan.hit_ceiling else 1.0,
                 "misses": stats.prompt.misses,

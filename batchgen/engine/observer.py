@@ -56,6 +56,7 @@ class Observer:
             request.num_prompt_tokens,
             self._scheduler.cache.block_size,
             num_matched=num_matched,
+            num_copied=admission.num_copied_tokens,
             num_seen=num_matched if request.num_seen_tokens is None else request.num_seen_tokens,
             has_evicted=self._scheduler.cache.num_evictions > 0,
             is_scored=request.params.prompt_logprobs is not None,

@@ -7,7 +7,7 @@ computed, and each step lets it catch up (the idea of vLLM's scheduler). The rul
    whose own log-probabilities are asked for the number of prompt logits that a step holds.
 2. Then waiting requests strictly in order, none skipped, while the pool can be expected to see them to their end.
 3. A prompt block enters the prefix cache when the chunk that fills it is scheduled, so that rows of the same step share
-   it: every layer writes K and V before it attends.
+   it: every layer writes K and V before it attends. The beginning of a block is copied from an earlier step's only.
 4. When a chunk ends a row's prompt, its logits give the first token of every sample of the row. The later samples hold
    the prompt's blocks from then on, and are the next to be admitted.
 5. When the pool is full after all, the request admitted last gives its blocks back and is the first to come again.
@@ -57,6 +57,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Decide one step and apply the decision to the blocks; the tokens count as computed from here on."""
+        self.cache.begin_step()
         step = SchedulerOutput(self.max_batched_tokens)
         self._schedule_running(step)
         if not (step.preempted or step.failed):
@@ -85,12 +86,13 @@ class Scheduler:
         for request in self.running:
             if request.status < RequestStatus.FINISHED:
                 running.append(request)
-            elif running and request.row_index not in unfinished and request.shared_with_next is not None:
-                # Should the row before come again, its next row is the one after this one: what it shares with that
-                # is the least over the gap.
+            elif running and request.shared_with_next is not None:
                 before = running[-1]
-                assert before.shared_with_next is not None
-                before.shared_with_next = min(before.shared_with_next, request.shared_with_next)
+                # Should the row before come again, its next row is the one after this one: what it shares with that
+                # is the least over the gap. Samples of one row have the same next row.
+                if before.row_index == request.row_index or request.row_index not in unfinished:
+                    assert before.shared_with_next is not None
+                    before.shared_with_next = min(before.shared_with_next, request.shared_with_next)
         self.running = running
 
     # Running requests
@@ -167,16 +169,17 @@ class Scheduler:
 
     def _admit(self, request: Request, found: FoundBlocks, step: SchedulerOutput) -> None:
         is_first = request.num_cached_tokens is None
-        if not request.block_table:
-            self.blocks.take(request, found)
+        self.blocks.take(request, found)
         num_recomputed = max(request.num_lost_tokens - request.num_computed_tokens, 0)
-        step.admissions.append(Admission(request, is_first, request.num_computed_tokens, num_recomputed))
+        num_matched = len(found.matched) * self.cache.block_size
+        step.admissions.append(Admission(request, is_first, num_matched, found.num_copied, num_recomputed))
         request.status = RequestStatus.RUNNING
         self.running.append(request)
         # A later sample admitted in the step that computes its prompt has no token to compute yet.
         num_tokens = step.most_tokens(request)
         if num_tokens and self._make_room(request, num_tokens, step):
             self._schedule_chunk(request, num_tokens, step)
+            step.copies += self.blocks.copies_for(request, found)
 
     def _num_takeable(self, found: FoundBlocks) -> int:
         """Blocks that need not be allocated: an idle one is among those that could be."""

@@ -58,7 +58,8 @@ class Admission:
 
     request: Request
     is_first: bool  # of this row: its prompt has not been accounted for
-    num_matched_tokens: int  # found in the prefix cache
+    num_matched_tokens: int  # found in the prefix cache in full blocks
+    num_copied_tokens: int  # found there at the beginning of one more
     num_recomputed_tokens: int  # computed once before and lost by preemption
 
 

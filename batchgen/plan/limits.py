@@ -55,8 +55,9 @@ def num_blocks_needed(
 
     Without a prefix cache these are the blocks of the `max_num_seqs` largest rows. With one they are at most all
     distinct blocks of the job; when the future is known (`shared_with_next`) also at most what `max_num_seqs` rows and
-    the path that is kept for the next one can hold together. Each of a row's `num_samples` samples counts as a row
-    there; the later ones hold the full blocks of the prompt together with the first. `scored` rows find nothing.
+    the path that is kept for the next one can hold together; a block that the next one is to copy from takes the place
+    of one that it does not hold yet. Each of a row's `num_samples` samples counts as a row there; the later ones hold
+    the full blocks of the prompt together with the first. `scored` rows find nothing.
     """
     blocks = -(-(lengths + max_tokens - 1) // block_size)
     of_sample = np.repeat(blocks - lengths // block_size, num_samples - 1)  # that a later sample has for itself

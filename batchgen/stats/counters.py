@@ -116,8 +116,8 @@ class RunStats:
 
     @property
     def hit_rate(self) -> float | None:
-        """Hit tokens over prompt tokens; None when no prompt was admitted."""
-        return ratio(self.prompt.hit, self.prompt.total)
+        """Prompt tokens found, in full blocks or by a copy, over all; None when no prompt was admitted."""
+        return ratio(self.prompt.found, self.prompt.total)
 
     @property
     def internal_fragmentation(self) -> float | None:

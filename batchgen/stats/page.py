@@ -98,7 +98,8 @@ def _time(report: RunReport) -> Iterator[Bar]:
 
 
 _ORIGINS = {
-    "num_hit_tokens": ("reused", "found in blocks that another row had computed"),
+    "num_hit_tokens": ("reused", "found in full blocks that another row had computed"),
+    "num_copied_tokens": ("copied", "from the beginning of a block that another row goes on in another way"),
     "num_miss_first": ("first", "no row before had it"),
     "num_miss_tail": ("tail", "at the end of a prompt, in a block it does not fill"),
     "num_miss_last": ("last", "a prompt's last token must be computed, and so its block was"),

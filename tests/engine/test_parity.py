@@ -197,3 +197,10 @@ def test_rows_of_every_kind_share_a_step() -> None:
         seen.add((any(c.num_tokens > 1 for c in step.chunks), any(c.num_tokens == 1 for c in step.chunks)))
         engine.scheduler.update(step, engine.runner.run(step))
     assert (True, True) in seen
+
+
+def test_half_shared_blocks_are_copied_and_equal_generate() -> None:
+    engine = make_engine(context_model(), max_num_seqs=1)
+    outputs = run(engine, make_requests(PROMPTS, 16))
+    assert [outputs[row] for row in range(len(PROMPTS))] == expected("llama")
+    assert engine.stats.prompt.copied > 0

@@ -196,5 +196,5 @@ def test_no_sample_and_no_token_is_lost_or_mixed_up(
     assert sum((group.prompt for group in stats.groups.values()), PromptTokens()) == stats.prompt
     if all(request.finish_reason is not FinishReason.ERROR for request in done):
         later_outputs = sum(len(request.output_token_ids) - 1 for request in done)  # the last is never computed
-        num_computed = stats.prompt.total - stats.prompt.hit + stats.num_recomputed_tokens + later_outputs
+        num_computed = stats.prompt.total - stats.prompt.found + stats.num_recomputed_tokens + later_outputs
         assert stats.num_prefill_tokens + stats.num_decode_tokens == num_computed

@@ -64,7 +64,9 @@ def test_recomputed_tokens_are_no_prompt_tokens() -> None:
     stats = engine.stats
     assert stats.prompt.total == 12
     # Each row computes its prompt and its first 8 tokens; the ninth is never an input.
-    assert stats.num_prefill_tokens + stats.num_decode_tokens == 3 * 12 - stats.prompt.hit + stats.num_recomputed_tokens
+    assert (
+        stats.num_prefill_tokens + stats.num_decode_tokens == 3 * 12 - stats.prompt.found + stats.num_recomputed_tokens
+    )
 
 
 def test_a_row_alone_that_outgrows_the_pool_fails_and_the_next_runs() -> None:
@@ -218,5 +220,5 @@ def test_a_pool_as_small_as_can_be_loses_no_row_and_no_token(
     assert sum((group.prompt for group in stats.groups.values()), PromptTokens()) == stats.prompt
     if all(request.finish_reason is not FinishReason.ERROR for request in done):
         later_outputs = sum(len(request.output_token_ids) - 1 for request in done)  # the last is never computed
-        num_computed = stats.prompt.total - stats.prompt.hit + stats.num_recomputed_tokens + later_outputs
+        num_computed = stats.prompt.total - stats.prompt.found + stats.num_recomputed_tokens + later_outputs
         assert stats.num_prefill_tokens + stats.num_decode_tokens == num_computed
