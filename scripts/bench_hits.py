@@ -19,6 +19,7 @@ import click
 
 from batchgen.engine.assemble import EngineSettings, make_scheduler
 from batchgen.engine.engine import Engine
+from batchgen.engine.outcome import Outcome, Sampled
 from batchgen.engine.request import Request
 from batchgen.engine.step import SchedulerOutput
 from batchgen.io.readers import open_input
@@ -40,8 +41,8 @@ class NoBadRows:
 class StandIn:
     """Answers every sampled chunk with token 0."""
 
-    def run(self, step: SchedulerOutput) -> Sequence[int | str]:
-        return [0] * len(step.sampled_requests)
+    def run(self, step: SchedulerOutput) -> Sequence[Outcome]:
+        return [Sampled(0)] * len(step.sampled_requests)
 
 
 def drive(rows: TokenisedRows, plan: Plan, target: Target, block_size: int, num_blocks: int) -> RunStats:

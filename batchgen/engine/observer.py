@@ -59,6 +59,7 @@ class Observer:
             num_copied=admission.num_copied_tokens,
             num_seen=num_matched if request.num_seen_tokens is None else request.num_seen_tokens,
             has_evicted=self._scheduler.cache.num_evictions > 0,
+            is_scored=request.params.prompt_logprobs is not None,
         )
         self.stats.observe_prompt(origin, request.group)
 

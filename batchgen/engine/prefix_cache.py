@@ -118,11 +118,13 @@ class PrefixCache:
             self.pool.acquire(block_id)
 
     def insert(self, block_id: int, parent: int | None, tokens: bytes, *, num_kept: int) -> bool:
-        """Index a block that a request holds. False, and nothing changes, if its tokens are indexed already.
+        """Index a block that a request holds.
 
+        False, and nothing changes, if its tokens are indexed already, or if its parent was refused for that reason.
         `tokens` are those of the prompt, at most a block full; a row to come has the first `num_kept` of them.
         """
-        if not self.enabled or (parent, tokens) in self._block_ids:
+        is_known = (parent, tokens) in self._block_ids or (parent is not None and parent not in self._blocks)
+        if not self.enabled or is_known:
             return False
         depth = 0 if parent is None else self._blocks[parent].depth + 1
         self._siblings(parent)[block_id] = None

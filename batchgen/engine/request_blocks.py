@@ -58,6 +58,8 @@ class RequestBlocks:
         if request.block_table:  # a later sample holds its prompt
             return FoundBlocks(chain, [])
         # At least one token must be computed: its logits are wanted.
+        if request.computes_whole_prompt:
+            return FoundBlocks(chain, [])
         matched = chain[: (request.num_tokens - 1) // self._size]
         # What comes back takes no more than it had: the rest was accounted for as not found.
         limit = request.num_tokens - 1 if request.num_cached_tokens is None else request.num_lost_tokens
@@ -130,7 +132,8 @@ class RequestBlocks:
             parent = request.block_table[position - 1] if position else None
             tokens = request.prompt_token_ids[position * size : (position + 1) * size]
             num_kept = _num_kept(request, position * size, len(tokens), size)
-            # Refused where an equal block is there: this row's last one, whose last token it had to compute again.
+            # Refused where an equal block is there: this row's last one, whose last token it had to compute again, or
+            # all of them where it computes its whole prompt.
             self.cache.insert(request.block_table[position], parent, tokens.tobytes(), num_kept=num_kept)
         request.num_indexed_blocks = max(request.num_indexed_blocks, num_blocks)
 

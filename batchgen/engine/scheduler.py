@@ -3,7 +3,8 @@
 There are no prefill and decode phases: a request has `num_tokens` known tokens of which `num_computed_tokens` are
 computed, and each step lets it catch up (the idea of vLLM's scheduler). The rules:
 
-1. Running requests first, in the order of their admission; only the step's token budget cuts a chunk.
+1. Running requests first, in the order of their admission; only the step's token budget cuts a chunk, or for a prompt
+   whose own log-probabilities are asked for the number of prompt logits that a step holds.
 2. Then waiting requests strictly in order, none skipped, while the pool can be expected to see them to their end.
 3. A prompt block enters the prefix cache when the chunk that fills it is scheduled, so that rows of the same step share
    it: every layer writes K and V before it attends. The beginning of a block is copied from an earlier step's only.
@@ -18,6 +19,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from batchgen.engine.expected_tokens import ExpectedTokens
+from batchgen.engine.outcome import Failed, Outcome
 from batchgen.engine.prefix_cache import PrefixCache
 from batchgen.engine.request import Request, RequestStatus
 from batchgen.engine.request_blocks import FoundBlocks, RequestBlocks
@@ -62,12 +64,12 @@ class Scheduler:
             self._admit_waiting(step)
         return step
 
-    def update(self, step: SchedulerOutput, outcomes: Sequence[int | str]) -> list[Request]:
-        """Take what `step.sampled_requests` got, a token id or an error text each; returns the requests that ended."""
+    def update(self, step: SchedulerOutput, outcomes: Sequence[Outcome]) -> list[Request]:
+        """Take what `step.sampled_requests` got; returns the requests that ended."""
         sampled = step.sampled_requests
         for request, outcome in zip(sampled, outcomes, strict=True):
-            if isinstance(outcome, str):
-                request.finish(FinishReason.ERROR, outcome)
+            if isinstance(outcome, Failed):
+                request.finish(FinishReason.ERROR, outcome.error)
             else:
                 request.append(outcome)
         finished = step.failed + [request for request in sampled if request.status is RequestStatus.FINISHED]
@@ -97,10 +99,10 @@ class Scheduler:
 
     def _schedule_running(self, step: SchedulerOutput) -> None:
         for request in self._running_in_order():
-            num_tokens = min(request.num_uncomputed_tokens, step.num_tokens_left)
-            if num_tokens == 0:
+            if step.num_tokens_left == 0:
                 break
-            if self._make_room(request, num_tokens, step):
+            num_tokens = step.most_tokens(request)
+            if num_tokens and self._make_room(request, num_tokens, step):
                 self._schedule_chunk(request, num_tokens, step)
 
     def _running_in_order(self) -> Iterator[Request]:
@@ -154,6 +156,8 @@ class Scheduler:
         headroom = self.cache.num_available - sum(map(self._num_growth_blocks, self.running))
         while self.waiting and step.num_tokens_left and not step.failed and len(self.running) < self.max_num_seqs:
             request = self.waiting[0]
+            if request.computes_whole_prompt and not step.num_prompt_logits_left:
+                return
             found = self.blocks.find(request)
             needed = self._num_growth_blocks(request) - self._num_takeable(found)
             if needed > headroom and self.running:
@@ -172,7 +176,7 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
         self.running.append(request)
         # A later sample admitted in the step that computes its prompt has no token to compute yet.
-        num_tokens = min(request.num_uncomputed_tokens, step.num_tokens_left)
+        num_tokens = step.most_tokens(request)
         if num_tokens and self._make_room(request, num_tokens, step):
             self._schedule_chunk(request, num_tokens, step)
             step.copies += self.blocks.copies_for(request, found)
@@ -201,7 +205,9 @@ class Scheduler:
         step.copies += self.blocks.extend(request, stop)
         step.num_tokens_left -= num_tokens
         samples = self._fork(request) if stop == request.num_tokens else []
-        step.chunks.append(ScheduledChunk(request, start, num_tokens, samples))
+        chunk = ScheduledChunk(request, start, num_tokens, samples)
+        step.num_prompt_logits_left -= len(chunk.scored)
+        step.chunks.append(chunk)
 
     def _fork(self, request: Request) -> list[Request]:
         """Whoever takes a token after the last known one of `request`: at the end of a prompt every sample."""

@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from batchgen.engine.request import Request
 
+# Places in prompts whose logits one step computes; logits are the widest thing a model makes.
+MAX_PROMPT_LOGITS = 256
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
@@ -28,6 +31,14 @@ class ScheduledChunk:
     def is_prefill(self) -> bool:
         """Whether it computes prompt tokens. For statistics; nothing is decided by it."""
         return self.start < self.request.num_prompt_tokens
+
+    @property
+    def scored(self) -> range:
+        """Places whose logits say how likely the prompt's next token was, where that is asked for and not known yet."""
+        request = self.request
+        if request.params.prompt_logprobs is None:
+            return range(0)
+        return range(max(self.start, len(request.prompt_logprobs)), min(self.stop, request.num_prompt_tokens - 1))
 
 
 class BlockCopy(NamedTuple):
@@ -57,6 +68,7 @@ class SchedulerOutput:
     """One step's decision."""
 
     num_tokens_left: int  # of the step's token budget
+    num_prompt_logits_left: int = MAX_PROMPT_LOGITS
     chunks: list[ScheduledChunk] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
@@ -69,6 +81,11 @@ class SchedulerOutput:
     @property
     def num_tokens(self) -> int:
         return sum(chunk.num_tokens for chunk in self.chunks)
+
+    def most_tokens(self, request: Request) -> int:
+        """How many tokens of the request fit what is left of the step."""
+        num_tokens = min(request.num_uncomputed_tokens, self.num_tokens_left)
+        return min(num_tokens, self.num_prompt_logits_left) if request.computes_whole_prompt else num_tokens
 
     @property
     def sampled_requests(self) -> list[Request]:

@@ -76,6 +76,8 @@ def _what_is_needed(setting: str, type: pa.DataType) -> str | None:
         return "text"
     if setting == "messages" and not (_is_text_or_bytes(type) or _is_list_of(type, pa.types.is_struct)):
         return "a list of {role, content}, or text that holds one as JSON"
+    if setting == "sampling" and not (_is_text_or_bytes(type) or pa.types.is_struct(type)):
+        return "a struct of sampling keys, or text that holds one as JSON"
     if setting == "token_ids" and not _is_list_of(type, pa.types.is_integer):
         return "a list of integers"
     return None

@@ -1,8 +1,8 @@
-"""The one place that names the columns batchgen writes, and their types. All are always written."""
+"""The one place that names the columns batchgen writes, and their types."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import pyarrow as pa
 
@@ -22,6 +22,14 @@ _ADDED = (
     pa.field("cached_tokens", pa.int32()),
     pa.field("sample_index", pa.int32()),
 )
+_TOKEN = [("token_id", pa.int32()), ("token", pa.string()), ("logprob", pa.float32())]
+_LOGPROBS = pa.list_(pa.struct([*_TOKEN, ("rank", pa.int32()), ("top", pa.list_(pa.struct(_TOKEN)))]))
+_ON_REQUEST = (
+    pa.field("completion_token_ids", pa.list_(pa.int32())),
+    pa.field("logprobs", _LOGPROBS),
+    pa.field("prompt_logprobs", _LOGPROBS),
+)
+JOURNAL_SCHEMA = pa.schema([_ROW_INDEX, *_ADDED, *_ON_REQUEST])
 # What a reader of the output finds in the field metadata, under "description".
 _DESCRIPTIONS = {
     "completion": "the generated text; null if the row failed before its first token",
@@ -31,12 +39,20 @@ _DESCRIPTIONS = {
     "completion_tokens": "generated tokens, end tokens included",
     "cached_tokens": "prompt tokens whose keys and values were reused and not computed again",
     "sample_index": "number of this sample among those of its row, from 0",
+    "completion_token_ids": "ids of the generated tokens, end tokens included",
+    "logprobs": "for each generated token its log-probability and rank under the model, and the most likely tokens",
+    "prompt_logprobs": "the same for each token of the prompt; nothing is known of the first",
 }
-JOURNAL_SCHEMA = pa.schema([_ROW_INDEX, *_ADDED])
-ADDED_COLUMNS = tuple(field.name for field in _ADDED)
 
 
-def output_schema(input_schema: pa.Schema, prefix: str, format: Format = "parquet") -> pa.Schema:
+def added_columns(on_request: Collection[str] = ()) -> list[str]:
+    """The columns that every output has, and those `on_request`, in the order they are written."""
+    return [field.name for field in _ADDED] + [field.name for field in _ON_REQUEST if field.name in on_request]
+
+
+def output_schema(
+    input_schema: pa.Schema, prefix: str, format: Format = "parquet", on_request: Collection[str] = ()
+) -> pa.Schema:
     """The input's columns, then ours with `output.prefix` in front.
 
     Raises OutputError if two have one name, or if `output.format` cannot hold a column's type.
@@ -44,8 +60,8 @@ def output_schema(input_schema: pa.Schema, prefix: str, format: Format = "parque
     if format == "jsonl":
         json_values.check_types(input_schema)
     added = [
-        field.with_name(prefix + field.name).with_metadata({"description": _DESCRIPTIONS[field.name]})
-        for field in _ADDED
+        JOURNAL_SCHEMA.field(name).with_name(prefix + name).with_metadata({"description": _DESCRIPTIONS[name]})
+        for name in added_columns(on_request)
     ]
     taken = [field.name for field in added if field.name in input_schema.names]
     if taken:

@@ -6,7 +6,7 @@ Knows chunks, parts and their sizes; knows nothing of how a row was answered.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ from batchgen.io.journal import (
 )
 from batchgen.io.json_values import to_lines
 from batchgen.io.remote import Location
-from batchgen.io.schema import ADDED_COLUMNS, output_schema, with_origin
+from batchgen.io.schema import added_columns, output_schema, with_origin
 from batchgen.request_output import RequestOutput
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class ResultWriter:
         input: Input,
         prefix: str,
         format: Format = "parquet",
+        on_request: Collection[str] = (),
         *,
         origin: Mapping[str, str] | None = None,
         rows_per_part: int = 1_000_000,
@@ -101,9 +102,9 @@ class ResultWriter:
         Raises OutputError if the disk refuses, InputError if the input was changed meanwhile.
         """
         self.commit()
-        schema = with_origin(output_schema(input.schema, prefix, format), origin or {})
+        schema = with_origin(output_schema(input.schema, prefix, format, on_request), origin or {})
         results = merge_chunks(self._chunks, self._folder.scratch / "merge")
-        batches = _with_results(input.read_batches(), results, schema)
+        batches = _with_results(input.read_batches(), results, schema, added_columns(on_request))
         write_parts(self._folder.completions, batches, schema, format, rows_per_part)
 
 
@@ -124,7 +125,7 @@ def write_parts(
 
 
 def _with_results(
-    batches: Iterable[pa.RecordBatch], results: Iterator[ResultRow], schema: pa.Schema
+    batches: Iterable[pa.RecordBatch], results: Iterator[ResultRow], schema: pa.Schema, added: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """The input's batches with our columns; a row with several samples is repeated."""
     samples_by_row = groupby(results, key=row_index)
@@ -134,7 +135,7 @@ def _with_results(
         found = [sample for row in rows for sample in _samples_of(row, samples_by_row)]
         if len(found) != batch.num_rows:
             batch = batch.take(pa.array([row_index(sample) - first_row for sample in found]))
-        yield pa.RecordBatch.from_arrays([*batch.columns, *to_arrays(found, ADDED_COLUMNS)], schema=schema)
+        yield pa.RecordBatch.from_arrays([*batch.columns, *to_arrays(found, added)], schema=schema)
         first_row = rows.stop
     assert next(samples_by_row, None) is None, f"a result beyond the last input row {first_row - 1}"
 

@@ -10,9 +10,9 @@ import numpy as np
 from batchgen.engine.assemble import EngineSettings, assemble_engine
 from batchgen.engine.engine import Engine
 from batchgen.engine.request import Request
-from batchgen.io.rows import Places
 from batchgen.job.interrupt import Interrupt
 from batchgen.job.load import Job
+from batchgen.job.outputs import Outputs
 from batchgen.job.planning import fit_pool, plan_rows
 from batchgen.job.progress import Progress
 from batchgen.job.results import Results
@@ -25,8 +25,7 @@ from batchgen.models.load import load_weights
 from batchgen.plan.groups import prefix_groups
 from batchgen.plan.plan import Plan
 from batchgen.plan.token_store import Positions
-from batchgen.prompts.detokenize import Detokenizer, StopMatcher
-from batchgen.request_output import RequestOutput
+from batchgen.sampling_params import SamplingParams
 from batchgen.stats.report import PlannedFigures
 from batchgen.stats.stopwatch import Stopwatch
 from batchgen.stats.tables import GroupPrefix
@@ -63,7 +62,7 @@ class Generation:
     groups: RowGroups
     pool: PoolSize
     engine: Engine
-    detokenizer: Detokenizer
+    outputs: Outputs
 
     def run(self, results: Results, interrupt: Interrupt, *, quiet: bool) -> None:
         """Run every planned row to its end; outputs go to `results` as they come.
@@ -77,7 +76,7 @@ class Generation:
             for finished in self.engine.run(self._requests()):
                 num_done = results.counts.num_done
                 for request in finished:
-                    results.add(_output(request, self.detokenizer, self.rows.places))
+                    results.add(self.outputs.of(request), request.params.n)
                 results.commit_if_due()
                 progress.step_done(results.counts.num_done - num_done)
                 if interrupt.is_requested:
@@ -101,17 +100,17 @@ class Generation:
 
     def _requests(self) -> Iterator[Request]:
         """The first sample of every row in visiting order, with the others, made when the engine wants them."""
-        for place in range(len(self.plan.order)):
-            first, *later = (self._request(place, sample) for sample in range(self.target.params.n))
+        for place, position in enumerate(self.plan.order):
+            params = self.rows.sampling.params(position)
+            first, *later = (self._request(place, params, sample) for sample in range(params.n))
             first.later_samples = later
+            for sample in later:  # what is known of the prompt is known for all of them
+                sample.prompt_logprobs = first.prompt_logprobs
             yield first
 
-    def _end_token_ids(self) -> frozenset[int]:
-        params = self.target.params
-        return params.stop_token_ids | (frozenset() if params.ignore_eos else self.target.info.eos_token_ids)
-
-    def _request(self, place: int, sample: int) -> Request:
-        params, rows, plan, position = self.target.params, self.rows, self.plan, self.plan.order[place]
+    def _request(self, place: int, params: SamplingParams, sample: int) -> Request:
+        rows, plan, position = self.rows, self.plan, self.plan.order[place]
+        ends = frozenset() if params.ignore_eos else self.target.info.eos_token_ids
         return Request(
             row_index=rows.row_indices[position],
             prompt_token_ids=rows.store[position],
@@ -121,8 +120,8 @@ class Generation:
             shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[place]),
             num_seen_tokens=int(plan.seen[place]) if self.engine.scheduler.cache.enabled else 0,
             group=self.groups.of(position),
-            end_token_ids=self._end_token_ids(),
-            stop_condition=StopMatcher(self.detokenizer, params.stop) if params.stop else None,
+            end_token_ids=params.stop_token_ids | ends,
+            stop_condition=self.outputs.stop_condition(params),
             sample_index=sample,
         )
 
@@ -147,7 +146,8 @@ def prepare_generation(
     backend = make_backend(target.attention)
     engine = assemble_engine(model, target.layers, backend, target.info.unused_token_ids, settings)
     groups = RowGroups(plan, len(rows), job.spec.engine.block_size)
-    return Generation(target, rows, plan, groups, pool, engine, Detokenizer(target.info.tokenizer))
+    outputs = Outputs(target.info.tokenizer, rows.places, token_ids=job.spec.output.token_ids)
+    return Generation(target, rows, plan, groups, pool, engine, outputs)
 
 
 def _engine_settings(job: Job, target: Target, pool: PoolSize) -> EngineSettings:
@@ -162,26 +162,3 @@ def _engine_settings(job: Job, target: Target, pool: PoolSize) -> EngineSettings
         max_model_len=target.max_model_len,
         by_prefix=engine.order == "prefix",
     )
-
-
-def _output(request: Request, detokenizer: Detokenizer, places: Places) -> RequestOutput:
-    """The last form of a row: its text without what ended it, its error with its place."""
-    assert request.finish_reason is not None
-    return RequestOutput(
-        row_index=request.row_index,
-        finish_reason=request.finish_reason,
-        sample_index=request.sample_index,
-        completion=_text(request, detokenizer) if request.output_token_ids else None,
-        error=None if request.error is None else f"{places[request.row_index]}: {request.error}",
-        prompt_tokens=request.num_prompt_tokens,
-        completion_tokens=len(request.output_token_ids),
-        cached_tokens=request.num_cached_tokens,
-    )
-
-
-def _text(request: Request, detokenizer: Detokenizer) -> str:
-    """The completion as text: neither an end token nor a stop string is part of it."""
-    if isinstance(request.stop_condition, StopMatcher):
-        return request.stop_condition.text
-    token_ids = request.output_token_ids
-    return detokenizer.decode(token_ids[:-1] if token_ids[-1] in request.end_token_ids else token_ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from batchgen.engine.step import MAX_PROMPT_LOGITS
 from batchgen.job.load import Job
 from batchgen.job.target import Target
 from batchgen.job.tokenise import BadRows, TokenisedRows
@@ -23,7 +24,8 @@ def plan_rows(job: Job, target: Target, rows: TokenisedRows, positions: Position
         max_num_seqs=target.max_num_seqs,
         by_prefix=engine.order == "prefix",
         share=engine.prefix_cache,
-        num_samples=target.params.n,
+        num_samples=rows.sampling.num_samples,
+        scored=rows.sampling.is_scored,
     )
 
 
@@ -41,7 +43,7 @@ def fit_pool(
         info.dtype,
         num_blocks=engine.num_blocks,
         num_blocks_needed=plan.num_blocks_needed,
-        available_bytes=max(available_bytes - bytes_for_steps(target, len(plan.order)), 0),
+        available_bytes=max(available_bytes - bytes_for_steps(target, rows, len(plan.order)), 0),
         memory_fraction=engine.memory_fraction,
     )
     capacity = pool.num_blocks * engine.block_size
@@ -54,12 +56,13 @@ def fit_pool(
     return plan, pool
 
 
-def bytes_for_steps(target: Target, num_rows: int) -> int:
-    """What the largest step of a job of so many rows needs beside weights and KV."""
-    info, num_samples = target.info, target.params.n
+def bytes_for_steps(target: Target, rows: TokenisedRows, num_rows: int) -> int:
+    """What the largest step of so many rows of a job needs beside weights and KV."""
+    info, num_samples = target.info, int(np.max(rows.sampling.num_samples))
     # All samples of a row draw in the step that ends its prompt, also those that have to wait then.
     num_draws = min(target.max_num_seqs, num_rows * num_samples) + num_samples - 1
-    return step_bytes(info.config.hidden_size, info.vocab_size, num_draws, target.max_batched_tokens, info.dtype)
+    num_logits = num_draws + (MAX_PROMPT_LOGITS if np.any(rows.sampling.is_scored) else 0)
+    return step_bytes(info.config.hidden_size, info.vocab_size, num_logits, target.max_batched_tokens, info.dtype)
 
 
 def _does_not_fit(place: str, length: int, capacity: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from operator import attrgetter
@@ -34,7 +34,6 @@ class Results:
     def __init__(self, writer: ResultWriter, spec: JobSpec) -> None:
         self.counts = RowCounts()
         self._writer = writer
-        self._num_samples = spec.sampling.n
         self._unfinished: dict[int, list[RequestOutput]] = {}  # row -> its samples so far
         self._max_errors = max_errors(spec)
         self._committed = self._resume()  # [rows] int64, ascending: of earlier sessions
@@ -43,14 +42,14 @@ class Results:
         """Where in `row_indices` the rows stand that no earlier session committed."""
         return np.flatnonzero(~np.isin(np.frombuffer(row_indices, np.int64), self._committed, assume_unique=True))
 
-    def add(self, output: RequestOutput) -> None:
-        """Take a sample; its row is written, and counted, when all its samples have ended.
+    def add(self, output: RequestOutput, num_samples: int) -> None:
+        """Take one of the `num_samples` of a row, which is written, and counted, when all its samples have ended.
 
         Raises InputError when there are more bad rows than the job allows.
         """
         samples = self._unfinished.setdefault(output.row_index, [])
         samples.append(output)
-        if len(samples) == self._num_samples:
+        if len(samples) == num_samples:
             self._write(self._unfinished.pop(output.row_index))
 
     def _write(self, samples: Sequence[RequestOutput]) -> None:
@@ -106,6 +105,11 @@ class Results:
         """Let a commit happen by time also while no row ends."""
         self._writer.commit_if_due()
 
-    def finish(self, source: Input, output: OutputSpec, origin: Mapping[str, str]) -> None:
-        """Write the parts in input order; `origin` is what they say of the run that wrote them."""
-        self._writer.finish(source, output.prefix, output.format, origin=origin)
+    def finish(
+        self, source: Input, output: OutputSpec, origin: Mapping[str, str], on_request: Collection[str] = ()
+    ) -> None:
+        """Write the parts in input order, with those columns `on_request` that only some jobs have.
+
+        `origin` is what the parts say of the run that wrote them.
+        """
+        self._writer.finish(source, output.prefix, output.format, on_request, origin=origin)

@@ -86,6 +86,7 @@ def _fingerprint(
         **{f"sampling.{name}": _text(value) for name, value in sampling.items()},
         "output.format": spec.output.format,
         "output.prefix": _text(spec.output.prefix),
+        "output.token_ids": _text(spec.output.token_ids),
         "engine.max_model_len": _text(target.max_model_len),
         "version of batchgen": __version__,
         "version of torch": str(torch.__version__),

@@ -23,6 +23,7 @@ from batchgen.io.writers import ResultWriter
 from batchgen.job.generate import Generation, prepare_generation
 from batchgen.job.interrupt import Interrupt
 from batchgen.job.load import Job
+from batchgen.job.outputs import columns_on_request
 from batchgen.job.resolve import Setting, dump_yaml, resolved_document
 from batchgen.job.results import Results
 from batchgen.job.resume import Start, decide
@@ -69,14 +70,15 @@ def run_job(job: Job, *, quiet: bool = False, interrupt: Interrupt | None = None
             store = TokenStore(folder.scratch / "tokens.bin")
             rows = tokenise(source, encoder, target, results, store, quiet=quiet)
         # refuses names and types that cannot be written; those of JSON lines are known only now
-        output_schema(source.schema, spec.output.prefix, spec.output.format)
+        on_request = columns_on_request(spec.output, rows.sampling)
+        output_schema(source.schema, spec.output.prefix, spec.output.format, on_request)
         generation = prepare_generation(job, target, rows, results, watch)
         folder.begin(state.to_json())
         if generation is not None:
             with watch.part("run"):
                 generation.run(results, interrupt or Interrupt(), quiet=quiet)
         with watch.part("write"):
-            results.finish(source, spec.output, {"job": str(job.path), "model": spec.model.path})
+            results.finish(source, spec.output, {"job": str(job.path), "model": spec.model.path}, on_request)
         report = _report(job, target, results, generation, watch, started)
         write_report(folder, _artifact(report, generation, _resolved_job(job, target, generation, report, state)))
         folder.mark_success()

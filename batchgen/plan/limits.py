@@ -25,6 +25,8 @@ def num_hit_blocks(lengths: Lengths, seen: Lengths, block_size: int) -> Lengths:
 def hit_ceiling(lengths: Lengths, shared_with_before: Lengths, block_size: int) -> int:
     """Most prompt tokens that full blocks of this size let a job reuse. The arrays are in lexicographic order.
 
+    A row that reuses nothing whatever is there shares 0.
+
     There a row has most in common with the one before it, and a row that ends on a block border comes before those
     that go on. So this is, over the nodes of the prefix tree of blocks, the sum of (rows through the node - max(1, rows
     that end exactly on it)), times the block size: the most that any order can give.
@@ -46,7 +48,8 @@ def num_blocks_needed(
     block_size: int,
     max_num_seqs: int,
     share: bool,
-    num_samples: int = 1,
+    num_samples: Counts,
+    scored: npt.NDArray[np.bool_],
 ) -> int:
     """More blocks than this are never used or kept idle at once. The arrays are in visiting order.
 
@@ -54,15 +57,17 @@ def num_blocks_needed(
     distinct blocks of the job; when the future is known (`shared_with_next`) also at most what `max_num_seqs` rows and
     the path that is kept for the next one can hold together; a block that the next one is to copy from takes the place
     of one that it does not hold yet. Each of a row's `num_samples` samples counts as a row there; the later ones hold
-    the full blocks of the prompt together with the first.
+    the full blocks of the prompt together with the first. `scored` rows find nothing.
     """
     blocks = -(-(lengths + max_tokens - 1) // block_size)
     of_sample = np.repeat(blocks - lengths // block_size, num_samples - 1)  # that a later sample has for itself
     if not share:
         return _sum_of_largest(np.concatenate([blocks, of_sample]), max_num_seqs)
-    distinct = int((blocks - num_hit_blocks(lengths, seen, block_size)).sum() + of_sample.sum())
+    distinct = int((blocks - num_hit_blocks(lengths, np.where(scored, 0, seen), block_size)).sum() + of_sample.sum())
     if shared_with_next is None:  # everything is kept
         return distinct
+    if scored.any():
+        return min(distinct, _sum_of_largest(np.concatenate([blocks, of_sample]), max_num_seqs + 1))
     most = _most_blocks_of(max_num_seqs + 1, blocks, of_sample, lengths, shared_with_next, block_size)
     return min(distinct, most)
 

@@ -105,6 +105,7 @@ _ORIGINS = {
     "num_miss_last": ("last", "a prompt's last token must be computed, and so its block was"),
     "num_miss_evicted": ("evicted", "given away when the pool was full, and wanted again"),
     "num_miss_order": ("order", "a row before has it, and it was not there yet"),
+    "num_miss_scored": ("scored", "a row before has it, but its logits were asked for (prompt_logprobs)"),
 }
 
 

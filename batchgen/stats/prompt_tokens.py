@@ -1,6 +1,6 @@
 """PromptTokens: where the KV of a row's prompt came from when the row was first admitted, to the token.
 
-    prompt_tokens = hit + copied + first + tail + last + evicted + order
+    prompt_tokens = hit + copied + first + tail + last + evicted + order + scored
 
 asserted wherever they are summed up. What is computed again after a preemption is counted elsewhere, never here.
 """
@@ -21,6 +21,7 @@ class PromptTokens:
     last: int = 0  # in a full block that was there, but the prompt's last token must be computed
     evicted: int = 0  # was there and was given away when the pool was full
     order: int = 0  # a row visited before has it, and it is not there yet
+    scored: int = 0  # a row visited before has it, but its own logits are asked for (prompt_logprobs)
 
     def __add__(self, other: PromptTokens) -> PromptTokens:
         return PromptTokens(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -49,17 +50,26 @@ class PromptTokens:
 
 
 def origin_of_prompt(
-    num_tokens: int, block_size: int, *, num_matched: int, num_copied: int, num_seen: int, has_evicted: bool
+    num_tokens: int,
+    block_size: int,
+    *,
+    num_matched: int,
+    num_copied: int,
+    num_seen: int,
+    has_evicted: bool,
+    is_scored: bool = False,
 ) -> PromptTokens:
     """Account for a prompt at its first admission.
 
     `num_matched` tokens were found in full blocks and `num_copied` behind them; `num_seen` leading tokens had been in a
-    row visited before (the plan knows);
-    `has_evicted`: the cache has given blocks away in this run, which is then why a seen block is missing.
+    row visited before (the plan knows); `has_evicted`: the cache has given blocks away in this run, which is then why a
+    seen block is missing; `is_scored`: the prompt is computed whatever is there.
     """
     num_full = num_tokens // block_size * block_size
     num_seen = min(num_seen // block_size * block_size, num_full)
     assert num_matched <= num_seen, "a block was found that no earlier row has"
+    if is_scored:
+        return PromptTokens(first=num_full - num_seen, tail=num_tokens - num_full, scored=num_seen)
     missing = num_seen - num_matched
     last = min(missing, block_size) if num_seen == num_tokens else 0
     lost = missing - last

@@ -80,7 +80,7 @@ class RunReport:
     num_ok: int
     num_failed: int
     errors: Mapping[str, int]  # kind -> rows, the most common first
-    # where the prompts' KV came from: num_prompt_tokens = num_hit_tokens + num_copied_tokens + five causes of a miss
+    # where the prompts' KV came from: num_prompt_tokens = num_hit_tokens + num_copied_tokens + the causes of a miss
     num_prompt_tokens: int
     num_hit_tokens: int
     num_miss_first: int  # no row before had it
@@ -130,6 +130,7 @@ class RunReport:
     environment: Mapping[str, str]
     # 0 in reports of a time when nothing could be resumed. Rows are counted over all sessions, all else in the last one
     num_resumed_rows: int = 0
+    num_miss_scored: int = 0  # a row before had it, but its logits were asked for; the sixth cause of a miss
     num_copied_tokens: int = 0  # prompt tokens copied from the beginning of a block; hits, beside num_hit_tokens
     num_samples: int = 0  # that ended in this session: `sampling.n` for every row that ran
 

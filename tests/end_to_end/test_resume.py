@@ -94,8 +94,8 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, num_rows: int | None) -> None:
         return
     add, seen = Results.add, []
 
-    def counted(self: Results, output: RequestOutput) -> None:
-        add(self, output)
+    def counted(self: Results, output: RequestOutput, num_samples: int) -> None:
+        add(self, output, num_samples)
         seen.append(output)
         if len(seen) == num_rows:
             raise Stop

@@ -8,6 +8,7 @@ import numpy as np
 
 from batchgen.engine.assemble import EngineSettings, make_scheduler
 from batchgen.engine.engine import Engine
+from batchgen.engine.outcome import Failed, Outcome, Sampled
 from batchgen.engine.request import Request
 from batchgen.engine.step import SchedulerOutput
 from batchgen.plan.order import lexicographic_order, visiting_order
@@ -24,10 +25,10 @@ class CountingRunner:
     def __init__(self) -> None:
         self.computed: dict[int, list[int]] = {}  # row -> positions, in the order they were computed
 
-    def run(self, step: SchedulerOutput) -> list[int | str]:
+    def run(self, step: SchedulerOutput) -> list[Outcome]:
         for chunk in step.chunks:
             self.computed.setdefault(chunk.request.row_index, []).extend(range(chunk.start, chunk.stop))
-        return [7] * len(step.sampled_requests)
+        return [Sampled(7)] * len(step.sampled_requests)
 
 
 class CheckedEngine(Engine):
@@ -82,7 +83,7 @@ class CheckingRunner(CountingRunner):
         self.broken_rows = broken_rows
         self.slots: dict[tuple[int, int], list[int]] = {}
 
-    def run(self, step: SchedulerOutput) -> list[int | str]:
+    def run(self, step: SchedulerOutput) -> list[Outcome]:
         self.copy(step)
         for chunk in step.chunks:  # every layer writes before it attends
             for position in range(chunk.start, chunk.stop):
@@ -101,8 +102,8 @@ class CheckingRunner(CountingRunner):
         for copy, block in zip(step.copies, read, strict=True):
             self.slots |= {(copy.target, offset): block[offset] for offset in offsets}
 
-    def outcome(self, request: Request) -> int | str:
-        return "broken" if request.row_index in self.broken_rows else 7
+    def outcome(self, request: Request) -> Outcome:
+        return Failed("broken") if request.row_index in self.broken_rows else Sampled(7)
 
     def slot(self, request: Request, position: int) -> tuple[int, int]:
         return request.block_table[position // self.block_size], position % self.block_size

@@ -38,7 +38,7 @@ def test_tokens_positions_and_slots() -> None:
 
 
 def test_only_chunks_that_reach_the_newest_token_are_sampled() -> None:
-    assert make().sampled.tolist() == [0, 1]
+    assert make().logits_at.tolist() == [0, 1]
 
 
 def test_rows_with_the_same_computed_blocks_are_a_group() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchgen.engine.outcome import Failed, Outcome, Sampled
 from batchgen.engine.request import Request
 from batchgen.request_output import FinishReason
 from batchgen.stats.prompt_tokens import PromptTokens
@@ -20,19 +21,19 @@ END = 3
 class SampleRunner(CheckingRunner):
     """Gives every sample a token of its own."""
 
-    def outcome(self, request: Request) -> int | str:
-        return 200 + request.sample_index
+    def outcome(self, request: Request) -> Outcome:
+        return Sampled(200 + request.sample_index)
 
 
 class EndingRunner(SampleRunner):
     """Ends every sample at some place of its own, and breaks it in some rows."""
 
-    def outcome(self, request: Request) -> int | str:
+    def outcome(self, request: Request) -> Outcome:
         position = len(request.output_token_ids)
         if request.row_index in self.broken_rows and position >= request.row_index % 3:
-            return "broken"
+            return Failed("broken")
         ends = (5 * request.row_index + 3 * request.sample_index + position) % 7 == 6
-        return END if ends else super().outcome(request)
+        return Sampled(END) if ends else super().outcome(request)
 
 
 def with_samples(requests: Sequence[Request], n: int) -> list[Request]:

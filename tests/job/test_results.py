@@ -32,7 +32,7 @@ def test_a_row_with_a_sample_to_come_is_not_committed(tmp_path: Path) -> None:
     results, output = make_results(tmp_path / "out", 2)
     with results.committed_at_end():
         for each in (sample(1, 1), sample(0, 0), sample(1, 0)):
-            results.add(each)
+            results.add(each, num_samples=2)
     assert committed(output) == [(1, 0), (1, 1)]
     assert results.counts.num_done == 1
 
@@ -40,7 +40,7 @@ def test_a_row_with_a_sample_to_come_is_not_committed(tmp_path: Path) -> None:
 def test_a_row_is_as_bad_as_its_worst_sample(tmp_path: Path) -> None:
     results, _ = make_results(tmp_path / "out", 2)
     for each in (sample(0, 0), sample(0, 1, FinishReason.ERROR), sample(1, 0), sample(1, 1)):
-        results.add(each)
+        results.add(each, num_samples=2)
     assert (results.counts.num_ok, results.counts.num_failed) == (1, 1)
 
 

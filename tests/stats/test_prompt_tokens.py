@@ -35,7 +35,7 @@ def test_a_seen_block_is_missing_because_it_was_evicted() -> None:
 def test_sum_and_misses() -> None:
     both = PromptTokens(hit=1, first=2) + PromptTokens(first=3, order=4)
     assert both == PromptTokens(hit=1, first=5, order=4)
-    assert both.misses == {"first": 5, "tail": 0, "last": 0, "evicted": 0, "order": 4}
+    assert both.misses == {"first": 5, "tail": 0, "last": 0, "evicted": 0, "order": 4, "scored": 0}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ DOCS = (Path(__file__).parents[2] / "docs/report.md").read_text(encoding="utf-8"
 SCHEMAS = {"job": JOB, "groups": GROUPS, "steps": STEPS}
 UNITS = {"rows", "tokens", "steps", "blocks", "slots", "groups", "seconds", "tokens/s", "share"}
 UNITS |= {"preemptions", "allocations", "-"}
-CAUSES = ("num_miss_first", "num_miss_tail", "num_miss_last", "num_miss_evicted", "num_miss_order")
+CAUSES = ("num_miss_first", "num_miss_tail", "num_miss_last", "num_miss_evicted", "num_miss_order", "num_miss_scored")
 
 
 @pytest.fixture(scope="module")
