@@ -109,6 +109,7 @@ class SamplingSpec(_Section):
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = Field(None, description="1.0: off (built-in)")
     top_k: Count | None = Field(None, description="0: off (built-in)")
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = Field(None, description="0.0: off (built-in)")
+    n: PositiveCount = Field(1, description="samples of every row; they share its prompt")
     max_tokens: PositiveCount | None = Field(None, description="null: up to the context limit")
     stop: Texts = Field((), description="text, or a list of texts, that ends a completion")
     stop_token_ids: Annotated[Sequence[Count], Frozen] = Field((), description="token ids that end a completion")
@@ -142,7 +143,9 @@ class EngineSpec(_Section):
     max_model_len: PositiveCount | None = Field(None, description="null: the model's own")
     prefix_cache: bool = Field(True, description="share the blocks of common prefixes")
     order: Literal["prefix", "input"] = Field("prefix", description="prefix: whole-job depth-first order")
-    attention: Literal["auto", "torch", "cpu"] = Field("auto", description="auto | torch (the plain truth) | cpu")
+    attention: Literal["auto", "torch", "cpu", "triton"] = Field(
+        "auto", description="auto | torch (the plain truth) | cpu | triton (GPU)"
+    )
 
 
 class JobSpec(_Section):

@@ -19,6 +19,7 @@ class SamplingParams:
     top_p: float = 1.0  # 1.0: off
     top_k: int = 0  # 0: off
     min_p: float = 0.0  # 0.0: off
+    n: int = 1  # samples of every row
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()  # from the job file; end tokens of the model are kept apart

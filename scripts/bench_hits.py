@@ -20,7 +20,7 @@ import click
 from batchgen.engine.assemble import EngineSettings, make_scheduler
 from batchgen.engine.engine import Engine
 from batchgen.engine.request import Request
-from batchgen.engine.scheduler import SchedulerOutput
+from batchgen.engine.step import SchedulerOutput
 from batchgen.io.readers import open_input
 from batchgen.job.load import Job, load_job
 from batchgen.job.target import Target, inspect_target
@@ -41,7 +41,7 @@ class StandIn:
     """Answers every sampled chunk with token 0."""
 
     def run(self, step: SchedulerOutput) -> Sequence[int | str]:
-        return [0 for chunk in step.chunks if chunk.is_sampled]
+        return [0] * len(step.sampled_requests)
 
 
 def drive(rows: TokenisedRows, plan: Plan, target: Target, block_size: int, num_blocks: int) -> RunStats:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 # Before transformers or tokenizers are imported by a test file: they read these once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Before triton is imported: its kernels run in its interpreter, on the CPU. Tests that compile start a fresh process.
+os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,8 @@
-"""Request: one prompt being generated. Knows token ids and counts; knows no text, no tensors and no other request."""
+"""Request: one sample of a row being generated. Knows token ids and counts; knows no text and no tensors."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
@@ -29,7 +30,7 @@ class StopCondition(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One prompt and its growing completion.
+    """A prompt and one growing completion of it.
 
     Invariant: the KV of tokens `[0, num_computed_tokens)` is in the blocks of `block_table` (or will be at the end of
     the step being run); `block_table` is append-only until the request is preempted or finished.
@@ -47,6 +48,8 @@ class Request:
     end_token_ids: frozenset[int] = frozenset()  # any of these ends the completion and is no part of its text
     stop_condition: StopCondition | None = None
     sample_index: int = 0
+    # The other samples of the row, on the first one until its prompt is computed: they begin from there.
+    later_samples: Sequence[Request] = ()
 
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None

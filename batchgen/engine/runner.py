@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from batchgen.engine.batch import make_batch
 from batchgen.engine.sampler import Sampler
-from batchgen.engine.scheduler import SchedulerOutput
+from batchgen.engine.step import SchedulerOutput
 from batchgen.models.attention import StepAttention
 
 
@@ -22,15 +22,18 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, step: SchedulerOutput) -> list[int | str]:
-        """For every sampled chunk in order: the next token id, or the error that ends the row."""
+        """For every sampled request in order: the next token id, or the error that ends it."""
         if not step.chunks:
             return []
         batch = make_batch(step.chunks, self.block_size, self.model.device)
-        self.attention.begin(batch.attention)
+        self.attention.begin(batch.attention, step.copies)
         output = self.model(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
             use_cache=False,
             logits_to_keep=batch.sampled,
         )
-        return self.sampler(output.logits[0], batch.sampled_requests)
+        logits = output.logits[0]
+        if len(batch.draws) > len(logits):  # several samples of a row begin from one row of logits
+            logits = logits[batch.draws]
+        return self.sampler(logits, step.sampled_requests)

@@ -24,10 +24,10 @@ def describe_unfinished(folder: OutputFolder) -> str:
     """Who runs it and what is committed, in two lines. Raises OutputError where there is no unfinished run."""
     _refuse_other(folder)
     holder = folder.lock.live_holder()
-    num_rows = num_failed = 0
+    failed: dict[int, bool] = {}  # row -> whether one of its samples failed
     for output in read_endings(committed_chunks(folder.journal)):
-        num_rows += 1
-        num_failed += output.finish_reason is FinishReason.ERROR
+        failed[output.row_index] = failed.get(output.row_index, False) or output.finish_reason is FinishReason.ERROR
+    num_rows, num_failed = len(failed), sum(failed.values())
     state = f"running: {holder}" if holder else "not running; the command that began it continues it"
     return f"unfinished, {state}\ncommitted={num_rows} ok={num_rows - num_failed} failed={num_failed}"
 

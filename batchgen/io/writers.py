@@ -65,9 +65,9 @@ class ResultWriter:
         """How the rows that are committed ended, without their texts. Raises OutputError for a damaged journal."""
         return read_endings(self._chunks)
 
-    def write(self, output: RequestOutput) -> None:
-        """Take one finished sample of a row. Raises OutputError if a commit fails."""
-        self._waiting.append(output)
+    def write(self, *samples: RequestOutput) -> None:
+        """Take all samples of a finished row, which are committed together. Raises OutputError if a commit fails."""
+        self._waiting.extend(samples)
         self.commit_if_due()
 
     def commit_if_due(self) -> None:

@@ -75,10 +75,11 @@ class Generation:
         progress = Progress(num_rows, num_done, stats, self.pool.num_blocks, quiet=quiet)
         with interrupt.deferred(), results.committed_at_end(), progress:
             for finished in self.engine.run(self._requests()):
+                num_done = results.counts.num_done
                 for request in finished:
                     results.add(_output(request, self.detokenizer, self.rows.places))
                 results.commit_if_due()
-                progress.step_done(len(finished))
+                progress.step_done(results.counts.num_done - num_done)
                 if interrupt.is_requested:
                     break
 
@@ -99,25 +100,31 @@ class Generation:
         return GroupPrefix(self.rows.row_indices[int(positions.min())], num_tokens)
 
     def _requests(self) -> Iterator[Request]:
-        """The requests in visiting order, made when the engine wants them."""
-        params, rows, plan = self.target.params, self.rows, self.plan
-        end_token_ids = params.stop_token_ids
-        if not params.ignore_eos:
-            end_token_ids |= self.target.info.eos_token_ids
-        has_cache = self.engine.scheduler.cache.enabled
-        for place, position in enumerate(plan.order):
-            yield Request(
-                row_index=rows.row_indices[position],
-                prompt_token_ids=rows.store[position],
-                params=params,
-                draw_key=rows.draw_key(position),
-                max_tokens=int(rows.max_tokens[position]),
-                shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[place]),
-                num_seen_tokens=int(plan.seen[place]) if has_cache else 0,
-                group=self.groups.of(position),
-                end_token_ids=end_token_ids,
-                stop_condition=StopMatcher(self.detokenizer, params.stop) if params.stop else None,
-            )
+        """The first sample of every row in visiting order, with the others, made when the engine wants them."""
+        for place in range(len(self.plan.order)):
+            first, *later = (self._request(place, sample) for sample in range(self.target.params.n))
+            first.later_samples = later
+            yield first
+
+    def _end_token_ids(self) -> frozenset[int]:
+        params = self.target.params
+        return params.stop_token_ids | (frozenset() if params.ignore_eos else self.target.info.eos_token_ids)
+
+    def _request(self, place: int, sample: int) -> Request:
+        params, rows, plan, position = self.target.params, self.rows, self.plan, self.plan.order[place]
+        return Request(
+            row_index=rows.row_indices[position],
+            prompt_token_ids=rows.store[position],
+            params=params,
+            draw_key=rows.draw_key(position),
+            max_tokens=int(rows.max_tokens[position]),
+            shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[place]),
+            num_seen_tokens=int(plan.seen[place]) if self.engine.scheduler.cache.enabled else 0,
+            group=self.groups.of(position),
+            end_token_ids=self._end_token_ids(),
+            stop_condition=StopMatcher(self.detokenizer, params.stop) if params.stop else None,
+            sample_index=sample,
+        )
 
 
 def prepare_generation(

@@ -70,6 +70,7 @@ def _describe(
         num_bad=bad_rows.counts.num_failed,
         bad_rows=bad_rows.kinds(),
         max_errors=max_errors(job.spec),
+        num_samples=target.params.n,
         num_prompt_tokens=plan.num_prompt_tokens,
         num_unique_tokens=plan.num_unique_tokens,
         block_size=engine.block_size,
@@ -165,19 +166,21 @@ def _memory(
 
 
 def _rows_at_once(job: Job, target: Target, rows: TokenisedRows, plan: Plan, pool: PoolSize) -> int:
-    """How many rows the pool admits while nothing is known of the output, if all rows were as the average one."""
+    """How many samples the pool admits while nothing is known of the output, if all rows were as the average one."""
     block_size, lengths = job.spec.engine.block_size, rows.store.lengths(plan.order)
     reserved = np.minimum(rows.max_tokens[plan.order], ExpectedTokens(job.spec.engine.expected_tokens).value)
     hits = num_hit_blocks(lengths, plan.seen, block_size) if job.spec.engine.prefix_cache else 0
-    num_blocks = int((-(-(lengths + reserved - 1) // block_size) - hits).sum())
-    fitting = pool.num_blocks * len(lengths) // max(num_blocks, 1)
-    return min(max(fitting, 1), target.max_num_seqs, len(lengths))
+    blocks, num_later = -(-(lengths + reserved - 1) // block_size), target.params.n - 1
+    num_blocks = int((blocks - hits + num_later * (blocks - lengths // block_size)).sum())
+    num_samples = len(lengths) * target.params.n
+    fitting = pool.num_blocks * num_samples // max(num_blocks, 1)
+    return min(max(fitting, 1), target.max_num_seqs, num_samples)
 
 
 def _time(job: Job, target: Target, rows: TokenisedRows, plan: Plan, tokens_per_second: float | None) -> TimeEstimate:
     earlier = _earlier_run(job)
     output, output_source = _output_tokens(job, target, earlier)
-    num_output = int(np.minimum(rows.max_tokens[plan.order], output).sum())
+    num_output = int(np.minimum(rows.max_tokens[plan.order], output).sum()) * target.params.n
     num_computed = plan.num_prompt_tokens - plan.hit_ceiling + num_output
     rate, source = tokens_per_second, "--tokens-per-second"
     if rate is None and earlier is not None and earlier.computed_tokens_per_second:  # not 0: every row failed
@@ -194,8 +197,8 @@ def _time(job: Job, target: Target, rows: TokenisedRows, plan: Plan, tokens_per_
 
 def _output_tokens(job: Job, target: Target, earlier: RunReport | None) -> tuple[float, str]:
     """Tokens of a completion, and how we know."""
-    if earlier is not None and earlier.num_ok:
-        return earlier.num_output_tokens / earlier.num_ok, "as long on average as in the earlier run"
+    if earlier is not None and earlier.num_samples:
+        return earlier.num_output_tokens / earlier.num_samples, "as long on average as in the earlier run"
     if job.spec.engine.expected_tokens is not None:
         return job.spec.engine.expected_tokens, "engine.expected_tokens a row"
     if target.params.max_tokens is not None:

@@ -23,6 +23,7 @@ def plan_rows(job: Job, target: Target, rows: TokenisedRows, positions: Position
         max_num_seqs=target.max_num_seqs,
         by_prefix=engine.order == "prefix",
         share=engine.prefix_cache,
+        num_samples=target.params.n,
     )
 
 
@@ -55,8 +56,10 @@ def fit_pool(
 
 def bytes_for_steps(target: Target, num_rows: int) -> int:
     """What the largest step of a job of so many rows needs beside weights and KV."""
-    info, rows_at_once = target.info, min(target.max_num_seqs, num_rows)
-    return step_bytes(info.config.hidden_size, info.vocab_size, rows_at_once, target.max_batched_tokens, info.dtype)
+    info, num_samples = target.info, target.params.n
+    # All samples of a row draw in the step that ends its prompt, also those that have to wait then.
+    num_draws = min(target.max_num_seqs, num_rows * num_samples) + num_samples - 1
+    return step_bytes(info.config.hidden_size, info.vocab_size, num_draws, target.max_batched_tokens, info.dtype)
 
 
 def _does_not_fit(place: str, length: int, capacity: int) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +34,8 @@ class Results:
     def __init__(self, writer: ResultWriter, spec: JobSpec) -> None:
         self.counts = RowCounts()
         self._writer = writer
+        self._num_samples = spec.sampling.n
+        self._unfinished: dict[int, list[RequestOutput]] = {}  # row -> its samples so far
         self._max_errors = max_errors(spec)
         self._committed = self._resume()  # [rows] int64, ascending: of earlier sessions
 
@@ -40,15 +44,24 @@ class Results:
         return np.flatnonzero(~np.isin(np.frombuffer(row_indices, np.int64), self._committed, assume_unique=True))
 
     def add(self, output: RequestOutput) -> None:
-        """Write an output. Raises InputError when there are more bad rows than the job allows."""
-        self._writer.write(output)
-        self._count(output)
+        """Take a sample; its row is written, and counted, when all its samples have ended.
+
+        Raises InputError when there are more bad rows than the job allows.
+        """
+        samples = self._unfinished.setdefault(output.row_index, [])
+        samples.append(output)
+        if len(samples) == self._num_samples:
+            self._write(self._unfinished.pop(output.row_index))
+
+    def _write(self, samples: Sequence[RequestOutput]) -> None:
+        self._writer.write(*samples)
+        self._count(samples)
 
     def _resume(self) -> npt.NDArray[np.int64]:
         committed = array("q")
-        for output in self._writer.endings():
-            self._count(output)
-            committed.append(output.row_index)
+        for row_index, samples in groupby(self._writer.endings(), key=attrgetter("row_index")):
+            self._count(list(samples))
+            committed.append(row_index)
         self.counts.num_resumed = len(committed)
         return np.sort(np.frombuffer(committed, np.int64)) if committed else np.empty(0, np.int64)
 
@@ -56,7 +69,9 @@ class Results:
         place = int(np.searchsorted(self._committed, row_index))
         return place < len(self._committed) and int(self._committed[place]) == row_index
 
-    def _count(self, output: RequestOutput) -> None:
+    def _count(self, samples: Sequence[RequestOutput]) -> None:
+        """A row is as bad as the worst of its samples."""
+        output = next((sample for sample in samples if sample.finish_reason is FinishReason.ERROR), samples[0])
         self.counts.observe(output)
         if self._max_errors is not None and self.counts.num_failed > self._max_errors:
             raise InputError(
@@ -65,19 +80,19 @@ class Results:
             )
 
     def fail(self, row_index: int, error: str, prompt_tokens: int | None = None) -> None:
-        """A row that never ran; nothing happens where it is committed."""
+        """A row that never ran, so that it has no samples but one output; nothing happens where it is committed."""
         if self._is_committed(row_index):
             return
-        self.add(
-            RequestOutput(
-                row_index,
-                FinishReason.ERROR,
-                error=error,
-                prompt_tokens=prompt_tokens,
-                completion_tokens=None if prompt_tokens is None else 0,
-                cached_tokens=None if prompt_tokens is None else 0,
-            )
+        num_tokens = None if prompt_tokens is None else 0
+        output = RequestOutput(
+            row_index,
+            FinishReason.ERROR,
+            error=error,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=num_tokens,
+            cached_tokens=num_tokens,
         )
+        self._write([output])
 
     @contextmanager
     def committed_at_end(self) -> Iterator[None]:

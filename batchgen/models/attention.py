@@ -7,8 +7,10 @@ transformers makes no mask, and causality and windows are the backend's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,6 +24,7 @@ from batchgen_kernels import (
     CpuBackend,
     LayerCache,
     ReferenceBackend,
+    copy_blocks,
 )
 
 __all__ = [
@@ -37,15 +40,36 @@ __all__ = [
 IMPLEMENTATION = "batchgen"
 _HANDLE = "_batchgen_attend"
 
+
+def has_triton() -> bool:
+    """Whether Triton is installed; there are builds for Linux only."""
+    return find_spec("triton") is not None
+
+
+def is_triton_interpreted() -> bool:
+    """Whether its kernels run in Triton's interpreter, on the CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _triton_backend() -> AttentionBackend:
+    from batchgen_kernels.triton import TritonBackend  # imports triton
+
+    return TritonBackend()
+
+
 # engine.attention -> backend
-_BACKENDS: dict[str, Callable[[], AttentionBackend]] = {"torch": ReferenceBackend, "cpu": CpuBackend}
+_BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
+    "torch": ReferenceBackend,
+    "cpu": CpuBackend,
+    "triton": _triton_backend,
+}
 
 # What an attention module is replaced by: (module, query, key, value, keywords) -> output
 Attend = Callable[[nn.Module, Tensor, Tensor, Tensor, dict[str, Any]], Tensor]
 
 
 def make_backend(name: str) -> AttentionBackend:
-    """The backend of a resolved `engine.attention`: torch | cpu."""
+    """The backend of a resolved `engine.attention`: torch | cpu | triton."""
     return _BACKENDS[name]()
 
 
@@ -94,8 +118,11 @@ class StepAttention:
     caches: list[LayerCache]
     prepared: Any = None
 
-    def begin(self, step: AttentionStep) -> None:
-        """Called once before the forward of a step."""
+    def begin(self, step: AttentionStep, copies: Sequence[tuple[int, int]] = ()) -> None:
+        """Called once before the forward of a step. `copies`: block by block, from where and to where."""
+        if copies:
+            for cache in self.caches:
+                copy_blocks(cache, copies)
         self.prepared = self.backend.prepare(step)
 
     def layer(self, index: int) -> Attend:

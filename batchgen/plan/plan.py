@@ -42,11 +42,12 @@ def make_plan(
     max_num_seqs: int,
     by_prefix: bool,
     share: bool = True,
+    num_samples: int = 1,
 ) -> Plan:
     """Plan the prompts at `positions` (growing) of the store.
 
     `max_tokens[position]` is the longest output of a prompt; `by_prefix` False keeps the input order; `share` False
-    (no prefix cache) leaves no hits.
+    (no prefix cache) leaves no hits. A prompt counts once, however many samples its row has.
     """
     lexicographic = lexicographic_order(tokens, positions)
     lengths = tokens.lengths(lexicographic.positions)
@@ -73,5 +74,6 @@ def make_plan(
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             share=share,
+            num_samples=num_samples,
         ),
     )

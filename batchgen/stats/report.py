@@ -130,6 +130,7 @@ class RunReport:
     environment: Mapping[str, str]
     # 0 in reports of a time when nothing could be resumed. Rows are counted over all sessions, all else in the last one
     num_resumed_rows: int = 0
+    num_samples: int = 0  # that ended in this session: `sampling.n` for every row that ran
 
     @classmethod
     def from_json(cls, text: str) -> RunReport:
@@ -266,5 +267,6 @@ def make_report(
         findings=[],
         environment=dict(environment),
         num_resumed_rows=rows.num_resumed,
+        num_samples=len(stats.row_ends),
     )
     return replace(report, findings=diagnose(report))

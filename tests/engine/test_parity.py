@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -19,6 +20,7 @@ from batchgen.plan.order import lexicographic_order, visiting_order
 from batchgen.plan.token_store import PackedTokens
 from batchgen.sampling_params import SamplingParams
 from batchgen_kernels import AttentionBackend, CpuBackend, ReferenceBackend
+from batchgen_kernels.triton import TritonBackend
 from tests.tiny_models import VOCAB_SIZE, context_model, tiny_gemma2, tiny_gpt2, tiny_qwen3
 
 MAX_TOKENS = 20
@@ -28,7 +30,11 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "gemma2": tiny_gemma2,
     "gpt2": tiny_gpt2,
 }
-BACKENDS: dict[str, Callable[[], AttentionBackend]] = {"cpu": CpuBackend, "reference": ReferenceBackend}
+BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
+    "cpu": CpuBackend,
+    "reference": ReferenceBackend,
+    "triton": lambda: TritonBackend(min_saved_bytes=-math.inf),  # sharing whatever can be shared
+}
 
 
 def make_prompts() -> list[list[int]]:
@@ -140,6 +146,17 @@ def test_preemption_is_invisible(family: str, block_size: int, prefix_cache: boo
 def test_reference_backend_equals_generate(family: str) -> None:
     outputs = run(make_engine(FAMILIES[family](), "reference"), make_requests(PROMPTS, 16))
     assert [outputs[row] for row in range(len(PROMPTS))] == expected(family)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_triton_backend_equals_generate(family: str) -> None:
+    """In the interpreter, so with few rows and tokens; three of the rows share their first blocks."""
+    rows, num_tokens = [1, 6, 7, 8], 4
+    requests = make_requests([PROMPTS[row] for row in rows], 16)
+    for request in requests:
+        request.max_tokens = num_tokens
+    outputs = run(make_engine(FAMILIES[family](), "triton"), requests)
+    assert [outputs[index] for index in range(len(rows))] == [expected(family)[row][:num_tokens] for row in rows]
 
 
 def test_input_order_equals_generate() -> None:

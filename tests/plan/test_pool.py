@@ -67,6 +67,6 @@ def test_the_pool_is_enough(
         assert not step.waits_for_blocks
         assert scheduler.cache.num_evictions == 0
         matched += sum(admission.num_matched_tokens for admission in step.admissions)
-        scheduler.update(step, [7 for chunk in step.chunks if chunk.is_sampled])
+        scheduler.update(step, [7] * len(step.sampled_requests))
     if by_prefix:
         assert matched == plan.hit_ceiling

@@ -1,0 +1,203 @@
+"""TritonBackend: the attention contract on a GPU. Plans a step on the host once, then only launches kernels.
+
+`attend` launches, in this order: store, up to three lists of items (decode, shared, prefill), merge. It reads nothing
+back. The grids come from the capacity of the lists, not from their contents, so a CUDA graph captured over a
+`Prepared` with room to spare may be replayed after `update` has written another step into the same tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from batchgen_kernels.contract import AttentionOptions, AttentionStep, LayerCache
+from batchgen_kernels.triton.attention import Parts, Places, attend_items
+from batchgen_kernels.triton.launch import Launch, LaunchKey, arch_of, constants, launches
+from batchgen_kernels.triton.merge import merge_parts
+from batchgen_kernels.triton.store import store_kv
+from batchgen_kernels.triton.work import ITEM_FIELDS, Capacity, Tiling, Work, plan_work
+
+_INTERPRETER_SMS = 4
+
+
+class _Shape(NamedTuple):
+    """A layer as planning sees it. Most models have one shape in all layers."""
+
+    num_heads: int
+    num_kv_heads: int
+    key_size: int
+    value_size: int
+    dtype: torch.dtype
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceWork:
+    """A `Work` on the device, with room for `capacity`; views of one buffer, so that one copy brings it there."""
+
+    capacity: Capacity
+    buffer: Tensor
+    items: dict[str, Tensor]  # regime -> [capacity, ITEM_FIELDS]
+    positions: Tensor
+    partial_starts: Tensor
+    merged_tokens: Tensor
+
+    @classmethod
+    def allocate(cls, capacity: Capacity, device: torch.device) -> _DeviceWork:
+        sizes = _section_sizes(capacity)
+        buffer = torch.empty(sum(sizes), dtype=torch.int32, device=device)
+        decode, shared, prefill, positions, partial_starts, merged = torch.split(buffer, sizes)
+        items = {"decode": decode, "shared": shared, "prefill": prefill}
+        return cls(
+            capacity,
+            buffer,
+            {regime: section.view(-1, ITEM_FIELDS) for regime, section in items.items()},
+            positions,
+            partial_starts,
+            merged[: capacity.merged_tokens],
+        )
+
+    def write(self, work: Work) -> None:
+        """Replace the contents; asynchronous on a GPU."""
+        assert all(need <= room for need, room in zip(work.size, self.capacity, strict=True)), (
+            f"a step of {work.size} does not fit {self.capacity}"
+        )
+        fills = [0, 0, 0, 0, 0, -1]  # an item of no queries, a token of -1: padding that the kernels skip
+        packed = np.concatenate(
+            [
+                np.pad(section.ravel(), (0, size - section.size), constant_values=fill)
+                for section, size, fill in zip(work, _section_sizes(self.capacity), fills, strict=True)
+            ]
+        )
+        host = torch.from_numpy(packed)
+        if self.buffer.is_cuda:
+            host = host.pin_memory()
+        self.buffer.copy_(host, non_blocking=True)
+
+
+def _section_sizes(capacity: Capacity) -> list[int]:
+    """Elements of each section of the buffer, rounded so that every section begins on 32 bytes."""
+    items = [count * ITEM_FIELDS for count in capacity[:3]]
+    return [-(-size // 8) * 8 for size in (*items, capacity.tokens, capacity.tokens + 1, capacity.merged_tokens)]
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A step on the device. Its work is cut at the first layer of each shape and serves the others."""
+
+    step: AttentionStep
+    slot_mapping: Tensor
+    block_tables: Tensor
+    min_saved_bytes: float | None
+    capacity: Capacity | None = None  # None: as much as the step needs
+    work: dict[_Shape, _DeviceWork] = field(default_factory=dict)
+
+    def work_of(self, shape: _Shape) -> _DeviceWork:
+        """The work of layers of this shape."""
+        if shape not in self.work:
+            plan = self._plan(shape)
+            self.work[shape] = _DeviceWork.allocate(self.capacity or plan.size, self.slot_mapping.device)
+            self.work[shape].write(plan)
+        return self.work[shape]
+
+    def update(self, step: AttentionStep) -> None:
+        """Take another step in the same tensors. It may have fewer tokens, rows and blocks, not more."""
+        self.step = step
+        self.slot_mapping.fill_(-1)
+        self.slot_mapping[: len(step.slot_mapping)] = step.slot_mapping
+        rows, max_blocks = step.block_tables.shape
+        self.block_tables[:rows, :max_blocks] = step.block_tables
+        for shape, work in self.work.items():
+            work.write(self._plan(shape))
+
+    def _plan(self, shape: _Shape) -> Work:
+        return plan_work(self.step, _tiling(shape, self.slot_mapping.device, self.min_saved_bytes))
+
+
+class TritonBackend:
+    """float32, bfloat16 and float16 on a GPU; float32 and float16 in the interpreter.
+
+    `min_saved_bytes` overrules the gate's measured constants: -inf shares whatever can be, inf nothing.
+    """
+
+    def __init__(self, min_saved_bytes: float | None = None) -> None:
+        self._min_saved_bytes = min_saved_bytes
+
+    def prepare(self, step: AttentionStep) -> Prepared:
+        """The step as it is; its tensors are used, not copied."""
+        return Prepared(step, step.slot_mapping, step.block_tables, self._min_saved_bytes)
+
+    def reserve(self, step: AttentionStep, capacity: Capacity, num_rows: int, max_blocks: int) -> Prepared:
+        """The step with room for others: `update` writes them into the same tensors."""
+        device = step.slot_mapping.device
+        slots = torch.full((capacity.tokens,), -1, dtype=torch.int64, device=device)
+        tables = torch.zeros(num_rows, max_blocks, dtype=step.block_tables.dtype, device=device)
+        prepared = Prepared(step, slots, tables, self._min_saved_bytes, capacity)
+        prepared.update(step)
+        return prepared
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: LayerCache,
+        prepared: Prepared,
+        options: AttentionOptions,
+    ) -> Tensor:
+        """See `contract.AttentionBackend`. Rows of padding tokens are left as they are in fresh memory."""
+        shape = _shape(query, cache)
+        work = prepared.work_of(shape)
+        store_kv(key, value, cache, prepared.slot_mapping)
+        output = query.new_empty(*query.shape[:2], shape.value_size)
+        num_partials = work.capacity.partials
+        parts = Parts(
+            query.new_empty(num_partials, shape.num_heads, shape.value_size, dtype=torch.float32),
+            query.new_empty(num_partials, shape.num_heads, dtype=torch.float32),
+        )
+        places = Places(work.positions, work.partial_starts, prepared.block_tables)
+        for regime, launch in _launches(shape, query.device).items():
+            if len(work.items[regime]):
+                attend_items(query, cache, work.items[regime], places, parts, output, options, launch)
+        if len(work.merged_tokens):
+            merge_parts(parts.output, parts.lse, work.merged_tokens, work.partial_starts, output)
+        return output
+
+
+def _shape(query: Tensor, cache: LayerCache) -> _Shape:
+    _, num_kv_heads, block_size, key_size = cache.key.shape
+    return _Shape(query.shape[1], num_kv_heads, key_size, cache.value.shape[-1], query.dtype, block_size)
+
+
+def _launches(shape: _Shape, device: torch.device) -> dict[str, Launch]:
+    """The table's launches, their tiles high enough for the heads of one query."""
+    head_size, heads_per_kv = max(shape.key_size, shape.value_size), shape.num_heads // shape.num_kv_heads
+    key = LaunchKey(arch_of(device), head_size, heads_per_kv, str(shape.dtype).removeprefix("torch."), shape.block_size)
+    return launches(key)
+
+
+def _tiling(shape: _Shape, device: torch.device, min_saved_bytes: float | None) -> Tiling:
+    known = constants(arch_of(device))
+    heads_per_kv = shape.num_heads // shape.num_kv_heads
+    queries = {regime: launch.block_m // heads_per_kv for regime, launch in _launches(shape, device).items()}
+    num_programs = _num_sms(device) * known.programs_per_sm
+    return Tiling(
+        decode_queries=queries["decode"],
+        shared_queries=queries["shared"],
+        prefill_queries=queries["prefill"],
+        min_split=known.min_split,
+        num_items=max(num_programs // shape.num_kv_heads, 1),
+        token_bytes=shape.num_kv_heads * (shape.key_size + shape.value_size) * shape.dtype.itemsize,
+        partial_bytes=shape.num_heads * (shape.value_size + 1) * 4,
+        min_saved_bytes=known.bandwidth * known.shared_overhead if min_saved_bytes is None else min_saved_bytes,
+    )
+
+
+def _num_sms(device: torch.device) -> int:
+    if device.type == "cpu":
+        return _INTERPRETER_SMS
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,199 @@
+"""A step as lists of work items for the attention kernel. NumPy on the host; knows neither device nor kernel.
+
+An item is a tile of queries against a range of tokens of one row's block table:
+
+    first_query, num_queries   queries of the step, of one row, or of neighbours that share a prefix
+    table_row, low, high       the tokens [low, high) of that row
+    part                       which part of its queries' contexts this is; ONLY_PART: all of it
+
+    decode    few queries of one row (one, as a rule), split into ranges of tokens where a row is long
+    shared    the stacked queries of a group against the blocks it shares, read once, split alike
+    prefill   a tile of a prefill chunk against all that its row holds before and in the chunk
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from batchgen_kernels.contract import AttentionStep, BlockGroup
+
+ITEM_FIELDS = 8  # six are used; a power of two keeps items aligned
+ONLY_PART = -1
+_FIRST_QUERY, _NUM_QUERIES, _TABLE_ROW, _LOW, _HIGH, _PART = range(6)
+
+Ints = npt.NDArray[np.int32]
+
+
+class Tiling(NamedTuple):
+    """What cutting needs to know of a layer and its launch parameters."""
+
+    decode_queries: int  # queries in a tile
+    shared_queries: int
+    prefill_queries: int
+    min_split: int  # tokens: no piece of a split row is shorter, but the last
+    num_items: int  # so many items of equal length fill the device
+    token_bytes: int  # K and V of a token, all heads
+    partial_bytes: int  # one part of one query, all heads
+    min_saved_bytes: float  # what sharing must save, net, in a layer before it pays
+
+
+class Capacity(NamedTuple):
+    """How many of each a step may have; launch grids are made from it."""
+
+    decode: int
+    shared: int
+    prefill: int
+    tokens: int
+    merged_tokens: int
+    partials: int
+
+
+class Work(NamedTuple):
+    """The items of a step, longest first, and where their parts go."""
+
+    decode: Ints  # [items, ITEM_FIELDS]
+    shared: Ints
+    prefill: Ints
+    positions: Ints  # [T] of each query in its row
+    partial_starts: Ints  # [T + 1]: the parts of query t are [t], [t + 1); none where the only part is the output
+    merged_tokens: Ints  # queries with more than one part
+
+    @property
+    def size(self) -> Capacity:
+        """The least capacity that holds this."""
+        items = (len(self.decode), len(self.shared), len(self.prefill))
+        return Capacity(*items, len(self.positions), len(self.merged_tokens), int(self.partial_starts[-1]))
+
+
+class _Row(NamedTuple):
+    """One array a column, one entry a row of the step."""
+
+    starts: Ints
+    num_queries: Ints
+    lens: Ints
+    is_decode: npt.NDArray[np.bool_]
+
+
+def plan_work(step: AttentionStep, tiling: Tiling) -> Work:
+    """Cut a step into items."""
+    starts = np.asarray(step.query_starts, np.int32)
+    num_queries = np.diff(starts)
+    lens = np.asarray(step.seq_lens, np.int32)
+    is_decode = num_queries <= tiling.decode_queries
+    rows = _Row(starts[:-1], num_queries, lens, is_decode)
+    groups = _groups_that_pay(step, rows, tiling)
+    shared_lens = np.zeros_like(lens)
+    for group in groups:
+        shared_lens[group.start : group.stop] = group.num_blocks * step.block_size
+
+    own = _items(rows.starts, num_queries, np.arange(len(lens)), shared_lens, lens)
+    shared = _items(
+        [starts[group.start] for group in groups],
+        [starts[group.stop] - starts[group.start] for group in groups],
+        [group.start for group in groups],
+        0,
+        [group.num_blocks * step.block_size for group in groups],
+    )
+    prefill = _cut_queries(own[~is_decode], tiling.prefill_queries)
+    # A tile ends at the token of its last query.
+    prefill[:, _HIGH] -= starts[prefill[:, _TABLE_ROW] + 1] - prefill[:, _FIRST_QUERY] - prefill[:, _NUM_QUERIES]
+    shared = _cut_queries(shared, tiling.shared_queries)
+    split = _split_len((own[is_decode], shared, prefill), tiling)
+    shared_parts = -(-shared_lens // split)
+    num_parts = shared_parts + np.where(is_decode, -(-(lens - shared_lens) // split), 1)
+    first_part = np.where(num_parts > 1, shared_parts, ONLY_PART)
+
+    prefill[:, _PART] = first_part[prefill[:, _TABLE_ROW]]
+    own[:, _PART] = first_part
+    parts = np.repeat(np.where(num_parts > 1, num_parts, 0), num_queries)
+    return Work(
+        decode=_longest_first(_cut_tokens(own[is_decode], split)),
+        shared=_longest_first(_cut_tokens(shared, split)),
+        prefill=_longest_first(prefill),
+        positions=(np.arange(starts[-1]) + np.repeat(lens - starts[1:], num_queries)).astype(np.int32),
+        partial_starts=np.concatenate([[0], np.cumsum(parts)]).astype(np.int32),
+        merged_tokens=np.flatnonzero(parts).astype(np.int32),
+    )
+
+
+def _groups_that_pay(step: AttentionStep, rows: _Row, tiling: Tiling) -> list[BlockGroup]:
+    """Runs of decode rows within groups whose reads saved are worth the partials, if all together pay a launch.
+
+    A prefill tile is full without its neighbours, so prefill rows read their whole context themselves.
+    """
+    runs = [run for group in step.groups for run in _decode_runs(group, rows.is_decode)]
+    saved = [_saved_bytes(run, rows, step.block_size, tiling) for run in runs]
+    if sum(max(each, 0) for each in saved) <= tiling.min_saved_bytes:
+        return []
+    least = min(tiling.min_saved_bytes, 0)
+    return [run for run, each in zip(runs, saved, strict=True) if each > least]
+
+
+def _decode_runs(group: BlockGroup, is_decode: npt.NDArray[np.bool_]) -> list[BlockGroup]:
+    inside = np.flatnonzero(is_decode[group.start : group.stop]) + group.start
+    runs = np.split(inside, np.flatnonzero(np.diff(inside) > 1) + 1)
+    return [BlockGroup(int(run[0]), int(run[-1]) + 1, group.num_blocks) for run in runs if len(run) > 0]
+
+
+def _saved_bytes(run: BlockGroup, rows: _Row, block_size: int, tiling: Tiling) -> int:
+    """Bytes of K and V that one read for all saves in a layer, less what their partials write and read."""
+    num_queries = int(rows.num_queries[run.start : run.stop].sum())
+    num_tiles = -(-num_queries // tiling.shared_queries)
+    saved_reads = run.stop - run.start - num_tiles
+    tokens = run.num_blocks * block_size
+    return saved_reads * tokens * tiling.token_bytes - 2 * 2 * num_queries * tiling.partial_bytes
+
+
+def _items(
+    first_query: npt.ArrayLike, num_queries: npt.ArrayLike, table_row: npt.ArrayLike, low: npt.ArrayLike,
+    high: npt.ArrayLike,
+) -> Ints:  # fmt: skip
+    """[items, ITEM_FIELDS], `part` 0."""
+    columns = np.broadcast_arrays(first_query, num_queries, table_row, low, high)
+    items = np.zeros((columns[0].size, ITEM_FIELDS), np.int32)
+    for field, column in enumerate(columns):
+        items[:, field] = column
+    return items
+
+
+def _cut_queries(items: Ints, size: int) -> Ints:
+    """Tiles of at most `size` queries."""
+    cut, index = _repeat(items, -(-items[:, _NUM_QUERIES] // size))
+    whole = cut[:, _NUM_QUERIES].copy()
+    cut[:, _FIRST_QUERY] += index * size
+    cut[:, _NUM_QUERIES] = np.minimum(whole - index * size, size)
+    return cut
+
+
+def _cut_tokens(items: Ints, size: int) -> Ints:
+    """Ranges of at most `size` tokens, numbered as the parts after the item's own."""
+    cut, index = _repeat(items, -(-(items[:, _HIGH] - items[:, _LOW]) // size))
+    cut[:, _LOW] += index * size
+    cut[:, _HIGH] = np.minimum(cut[:, _LOW] + size, cut[:, _HIGH])
+    cut[:, _PART] += index  # ONLY_PART is of items that are not cut
+    return cut
+
+
+def _repeat(items: Ints, counts: Ints) -> tuple[Ints, Ints]:
+    """Each item `counts` times, and which of its copies each one is."""
+    repeated = np.repeat(items, counts, axis=0)
+    first = np.repeat(np.cumsum(counts) - counts, counts)
+    return repeated, (np.arange(len(repeated)) - first).astype(np.int32)
+
+
+def _split_len(lists: Sequence[Ints], tiling: Tiling) -> int:
+    """Tokens a range may have: all items of about the length at which they fill the device once.
+
+    A multiple of `min_split`, so that the same row is cut at the same places in most batches.
+    """
+    num_tokens = sum(int((items[:, _HIGH] - items[:, _LOW]).sum()) for items in lists)
+    return -(-max(num_tokens // tiling.num_items, 1) // tiling.min_split) * tiling.min_split
+
+
+def _longest_first(items: Ints) -> Ints:
+    """The device takes items in order: what would end last begins first. Stable, so a prefix stays together."""
+    return items[np.argsort(items[:, _LOW] - items[:, _HIGH], kind="stable")]
