@@ -14,7 +14,7 @@ import logging
 import math
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -167,17 +167,28 @@ def status(folder: str) -> None:
 @main.command()
 @click.argument("folder", metavar="OUT")
 @click.option("--to", required=True, metavar="FOLDER", type=click.Path(path_type=Path), help="A new or empty folder.")
-def export(folder: str, to: Path) -> None:
-    """Write the committed rows of an unfinished run as Parquet, by row_index, also while it runs.
+@click.option("--format", type=click.Choice(["parquet", "jsonl"]), default="parquet", help="Without --job.")
+@click.option(
+    "--job", "job_file", metavar="JOB.yaml", type=click.Path(path_type=Path), help="With its input's columns."
+)
+def export(folder: str, to: Path, format: Literal["parquet", "jsonl"], job_file: Path | None) -> None:
+    """Write the committed rows of an unfinished run, also while it runs.
 
-    The columns are row_index (0 is the first row of the input) and those that batchgen adds, without the input's own.
+    The columns are row_index (0 is the first row of the input) and those that batchgen adds. With the run's job file
+    they are those of a finished run, in its format: the input's own, which must be as it was, and batchgen's.
 
-    Example: batchgen export out/monday --to partial/monday
+    Example: batchgen export out/monday --to partial/monday --job jobs/monday.yaml
     """
     from batchgen.io.folder import OutputFolder
     from batchgen.io.unfinished import export_committed
+    from batchgen.job.export import export_job
+    from batchgen.job.load import load_job
 
-    click.echo(f"rows={export_committed(OutputFolder(folder), to)}")
+    output = OutputFolder(folder)
+    if job_file is not None:
+        click.echo(f"rows={export_job(load_job(job_file), output, to)}")
+    else:
+        click.echo(f"rows={export_committed(output, to, format)}")
 
 
 @main.command()

@@ -109,13 +109,15 @@ class ParquetInput:
 def _naming(path: Location) -> Iterator[None]:
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as Parquet: {str(error).partition(chr(10))[0]}") from error
 
 
 def _read_schema(file: DataFile) -> pa.Schema:
     with _naming(file.path), parquet_source(file.path) as source, pq.ParquetFile(source) as parquet:
-        return parquet.schema_arrow
+        schema: pa.Schema = parquet.schema_arrow
+        schema.to_string(show_field_metadata=False, show_schema_metadata=False)  # a name of any depth may be damaged
+        return schema
 
 
 def _read_file(file: DataFile) -> Iterator[pa.RecordBatch]:
@@ -123,7 +125,10 @@ def _read_file(file: DataFile) -> Iterator[pa.RecordBatch]:
         file.check_unchanged()
         # Arrow's pre-buffering keeps the whole file in memory until it is closed.
         with parquet_source(file.path) as source, pq.ParquetFile(source, pre_buffer=False) as parquet:
-            yield from parquet.iter_batches(batch_size=_batch_rows(parquet.metadata))
+            batch_size = _batch_rows(parquet.metadata)
+            # Arrow cannot make one batch of nested dictionaries from two row groups.
+            for group in range(parquet.num_row_groups):
+                yield from parquet.iter_batches(batch_size, row_groups=[group])
 
 
 def _batch_rows(metadata: pq.FileMetaData) -> int:

@@ -1,15 +1,12 @@
 """RemotePath: a file or folder behind an fsspec URL, with the few ways of `pathlib.Path` that input and output need.
 
-Knows fsspec and what stores can and cannot do; knows no formats and no runs. What a store's client raises, of whatever
-type, leaves this file as an OSError with the URL in it. Nothing is tried again here: the clients do that themselves.
+Knows fsspec and what stores can and cannot do; knows no formats and no runs. Faults are OSErrors
+(`remote_faults.py`), and nothing is tried again here: the clients of the stores do that themselves.
 """
 
 from __future__ import annotations
 
-import errno
 import io
-import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +17,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias
 import fsspec
 
 from batchgen.errors import BatchgenError
+from batchgen.io.remote_faults import Reader, naming_faults, without_query
 
 # Stores that show an object whole or not at all. Elsewhere a file is written beside its place and renamed; on these a
 # rename would be a copy, and making a folder could make a bucket.
@@ -38,7 +36,6 @@ _STAMPS = (
     "last_modified",
     "updated",
 )
-_HTTP_QUERY = re.compile(r"(https?://[^\s'\"?#]*)[?#][^\s'\"]*")
 _BUFFER_BYTES = 1 << 20
 
 
@@ -57,14 +54,14 @@ class RemotePath:
     path: str  # as `fs` knows it, without a slash at the end
 
     def __str__(self) -> str:
-        return _without_query(self.fs.unstrip_protocol(self.path))
+        return without_query(self.fs.unstrip_protocol(self.path))
 
     def __truediv__(self, name: str) -> RemotePath:
         return RemotePath(self.fs, f"{self.path}/{name}")
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return PurePosixPath(_without_query(self.path)).parts
+        return PurePosixPath(without_query(self.path)).parts
 
     @property
     def name(self) -> str:
@@ -207,12 +204,12 @@ class RemotePath:
 
     def _open(self, **options: Any) -> io.BufferedReader:
         with self._asked():
-            return io.BufferedReader(_Reader(self, self.fs.open(self.path, "rb", **options)), _BUFFER_BYTES)
+            return io.BufferedReader(Reader(self, self.fs.open(self.path, "rb", **options)), _BUFFER_BYTES)
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
         """A block that asks the store: nothing it hears is older than the block."""
-        with _faults(self):
+        with naming_faults(self):
             self.fs.invalidate_cache()
             yield
 
@@ -229,10 +226,10 @@ def locate(text: str | Path) -> Location:
     except ImportError as error:
         package = getattr(error.__cause__, "name", None) or text.partition("://")[0]
         raise BatchgenError(
-            f"{_without_query(text)}: needs a package that is not installed; pip install {package}"
+            f"{without_query(text)}: needs a package that is not installed; pip install {package}"
         ) from error
     except Exception as error:  # clients raise whatever they like
-        raise BatchgenError(f"{_without_query(text)}: cannot be used as a URL: {error}") from error
+        raise BatchgenError(f"{without_query(text)}: cannot be used as a URL: {error}") from error
     return RemotePath(fs, path.rstrip("/"))
 
 
@@ -252,64 +249,3 @@ def parquet_source(path: Location) -> Iterator[Path | BinaryIO]:
     else:
         with path.open_ranged() as file:
             yield file
-
-
-@contextmanager
-def _faults(place: RemotePath) -> Iterator[None]:
-    """What goes wrong inside becomes an OSError that names the place."""
-    try:
-        yield
-    except Exception as error:  # clients raise whatever they like
-        raise _os_error(error, str(place)) from error
-
-
-class _Reader(io.RawIOBase):
-    """A file of fsspec whose faults are OSErrors that name it."""
-
-    def __init__(self, place: RemotePath, file: Any) -> None:
-        self._place = place
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return bool(self._file.seekable())
-
-    def readinto(self, buffer: Any) -> int:
-        with _faults(self._place):
-            data = self._file.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        with _faults(self._place):
-            return int(self._file.seek(offset, whence))
-
-    def tell(self) -> int:
-        return int(self._file.tell())
-
-    def close(self) -> None:
-        if not self.closed:
-            self._file.close()
-        super().close()
-
-
-def _without_query(text: str) -> str:
-    """A text as messages may show it: the query of an HTTP address often holds a signature."""
-    return _HTTP_QUERY.sub(r"\1", text)
-
-
-def _os_error(error: Exception, place: str) -> OSError:
-    if isinstance(error, FileNotFoundError):
-        return FileNotFoundError(errno.ENOENT, "no such file or folder", place)
-    if isinstance(error, FileExistsError):
-        return FileExistsError(errno.EEXIST, "exists already", place)
-    if isinstance(error, NotImplementedError):
-        return OSError(errno.EOPNOTSUPP, "this kind of store cannot do that", place)
-    if isinstance(error, ValueError) and "range requests" in str(error):
-        return OSError(
-            errno.EOPNOTSUPP, "the server gives no parts of a file (Range); copy it to a local folder", place
-        )
-    number = errno.EACCES if isinstance(error, PermissionError) else getattr(error, "errno", None) or errno.EIO
-    return OSError(number, _without_query(str(error)) or type(error).__name__, place)

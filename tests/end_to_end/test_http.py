@@ -62,6 +62,12 @@ def test_lines_need_no_parts(run_tiny: TinyRunner, address: str) -> None:
     assert result.completions == ["A", "B", "C"]
 
 
+def test_a_pattern_finds_the_links_of_a_page(run_tiny: TinyRunner, address: str) -> None:
+    for name, text in [("x-10.jsonl", "note b"), ("x-9.jsonl", "note a"), ("y.jsonl", "note c")]:
+        (run_tiny.folder / "served" / name).write_bytes(json_lines(prompts(text)))
+    assert run_tiny([], input={"path": f"{address}/x-*.jsonl"}).completions == ["A", "B"]
+
+
 @pytest.mark.parametrize("address", [Ranges], indirect=True)
 def test_parquet_in_parts(run_tiny: TinyRunner, address: str) -> None:
     pq.write_table(pa.table({"prompt": ["note a", "note b", "note c"]}), run_tiny.folder / "served/x.parquet")

@@ -109,6 +109,9 @@ def test_status_report_and_export(run_tiny: TinyRunner, store: RemotePath, monke
     to = run_tiny.folder / "partial"
     assert CliRunner().invoke(main, ["export", str(out), "--to", str(to)]).output == "rows=3\n"
     assert pq.read_table(to)["completion"].to_pylist() == ["A", "B", "C"]
+    options = ["export", str(out), "--to", str(run_tiny.folder / "whole"), "--job", str(job_file)]
+    assert CliRunner().invoke(main, options).output == "rows=3\n"
+    assert pq.read_table(run_tiny.folder / "whole")["prompt"].to_pylist() == ["note a", "note b", "note c"]
     assert run_tiny.run_file(job_file).exit_code == 0
     assert CliRunner().invoke(main, ["status", str(out)]).output == "finished\nok=3 failed=0\n"
     assert "ok=3 failed=0" in CliRunner().invoke(main, ["report", str(out)]).output

@@ -363,3 +363,34 @@ def test_export_writes_into_no_folder_that_holds_something(
 
 def test_folder_without_a_run_has_no_status(tmp_path: Path) -> None:
     assert command("status", tmp_path).exit_code == 2
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+def test_export_with_the_job_file_has_the_inputs_columns(
+    run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    output, sampling = {"format": format, "prefix": "gen_"}, {"temperature": 1, "seed": 1}
+    job_file = stopped(run_tiny, monkeypatch, output=output, sampling=sampling)
+    partial = run_tiny.folder / "partial"
+    export = ("export", job_file.with_suffix(""), "--to", partial, "--job", job_file)
+    assert command(*export).stdout == "rows=3\n"
+    (part,) = partial.iterdir()
+    rows = pq.read_table(part).to_pylist() if format == "parquet" else read_lines(part)
+    finished = run_tiny.run_file(job_file, [f"output.path={run_tiny.folder / 'unbroken'}", "output.format=parquet"])
+    answer_of = {row["prompt"]: row["gen_completion"] for row in finished.rows}
+    assert [row["prompt"] for row in rows] == sorted(row["prompt"] for row in rows)
+    assert len(rows) == 3
+    assert [row["gen_completion"] for row in rows] == [answer_of[row["prompt"]] for row in rows]
+
+
+def test_export_refuses_an_input_that_was_changed(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_file = stopped(run_tiny, monkeypatch)
+    path = job_file.with_name(f"{job_file.stem}-in.jsonl")
+    path.write_bytes(path.read_bytes().replace(b"row 0", b"row X"))
+    result = command("export", job_file.with_suffix(""), "--to", run_tiny.folder / "partial", "--job", job_file)
+    assert result.exit_code == 2
+    assert f"{path}: not as it was when the run began" in result.stderr
