@@ -37,7 +37,9 @@ class OutputFolder:
         self.run_json = self.state / "run.json"
         self.lock = RunLock(self.state / "lock")
         self._seen: tuple[bool, bytes | None] | None = None  # the earlier run as `check` found it
+        self._set_aside = self.state / "earlier-journal"  # of an unfinished run that this one is about to replace
         self._is_resumed = False
+        self._is_reopened = False
         self._keeps_state = False
 
     def check(self, files_read: Iterable[Path], *, is_known: bool = False) -> None:
@@ -53,10 +55,11 @@ class OutputFolder:
                 self._refuse_other_run()
             self._refuse_foreign()
 
-    def claim(self, *, resume: bool = False) -> None:
-        """Take the folder for this run; results of an earlier one stay until `begin`, and its journal with `resume`.
+    def claim(self, *, resume: bool = False, reopen: bool = False) -> None:
+        """Take the folder for this run; all that an earlier one left stays until `begin`.
 
-        Call `check` first. Raises OutputError, also if another run is at work or has come in between.
+        With `resume` its journal is this run's own; with `reopen` its results stay until they are written again. Call
+        `check` first. Raises OutputError, also if another run is at work or has come in between.
         """
         with _as_output_error(self.path):
             self.state.mkdir(parents=True, exist_ok=True)
@@ -65,6 +68,10 @@ class OutputFolder:
                 self.lock.release()
                 raise OutputError(f"{self.path}: another run has just been in this folder; start again")
             self._is_resumed = self._keeps_state = resume
+            self._is_reopened = reopen
+            self._take_back()
+            if not resume and self.run_json.exists() and self.journal.exists():
+                self.journal.rename(self._set_aside)
             self._clean_state()
             self.journal.mkdir(exist_ok=True)
 
@@ -74,7 +81,10 @@ class OutputFolder:
         With `overwrite`, first removes what an earlier run wrote, and nothing else. Raises OutputError.
         """
         with _as_output_error(self.path):
-            if self.overwrite and not self._is_resumed:
+            if not self._is_resumed:
+                _remove(self.run_json)  # before its journal: the state of no run must stand beside the rows of another
+                _remove(self._set_aside)
+            if self.overwrite and not self._is_resumed and not self._is_reopened:
                 for name in _OURS:  # _SUCCESS goes first: a half-removed run is no finished one
                     if name != self.state.name:
                         _remove(self.path / name)
@@ -82,13 +92,14 @@ class OutputFolder:
             temporary.write_text(run_state, encoding="utf-8")
         self._keeps_state = True
         with _as_output_error(self.path):
+            _remove(self.success)
             self.completions.mkdir(exist_ok=True)
             self.stats.mkdir(exist_ok=True)
 
     @contextmanager
-    def claimed(self, *, resume: bool = False) -> Iterator[None]:
+    def claimed(self, *, resume: bool = False, reopen: bool = False) -> Iterator[None]:
         """`claim` for the block; a run that ends before `begin` leaves nothing in the next one's way."""
-        self.claim(resume=resume)
+        self.claim(resume=resume, reopen=reopen)
         try:
             yield
         finally:
@@ -111,9 +122,19 @@ class OutputFolder:
         """What tells one earlier run from another."""
         return self.success.exists(), self.run_json.read_bytes() if self.run_json.is_file() else None
 
+    def _take_back(self) -> None:
+        """Undo what a run did that meant to replace another one and never began."""
+        if self._set_aside.exists():
+            _remove(self.journal)
+            self._set_aside.rename(self.journal)
+
     def _clean_state(self) -> None:
-        """Leave of `.state/` the lock, and of a run to be resumed what is whole."""
-        kept = {self.lock.path, self.journal, self.run_json} if self._is_resumed else {self.lock.path}
+        """Leave of `.state/` the lock, and of a run that can be resumed what is whole."""
+        kept = {self.lock.path}
+        if self._is_resumed:
+            kept |= {self.journal, self.run_json}
+        elif self._set_aside.exists():
+            kept |= {self._set_aside, self.run_json}
         for path in self.state.iterdir():
             if path not in kept:
                 _remove(path)
@@ -122,10 +143,11 @@ class OutputFolder:
 
     def _drop_state(self) -> None:
         with _as_output_error(self.state):
-            self._is_resumed = False
+            self._is_resumed = self._set_aside.exists()
+            self._take_back()
             self._clean_state()
             self.lock.release()
-            with suppress(OSError):  # not empty: the next run has it already
+            with suppress(OSError):  # not empty: the next run has it already, or another one can be resumed
                 self.state.rmdir()
 
     def _refuse_own_input(self, files_read: Iterable[Path]) -> None:

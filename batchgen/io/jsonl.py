@@ -136,6 +136,7 @@ def _read_file(file: DataFile) -> Iterator[_Record]:
                 line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip(_SPACE):
                 yield _read_line(place, line)
+    file.check_unchanged()
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes | None]:

@@ -120,6 +120,7 @@ def _read_file(file: DataFile) -> Iterator[pa.RecordBatch]:
         # Arrow's pre-buffering keeps the whole file in memory until it is closed.
         with pq.ParquetFile(file.path, pre_buffer=False) as parquet:
             yield from parquet.iter_batches(batch_size=_batch_rows(parquet.metadata))
+        file.check_unchanged()
 
 
 def _batch_rows(metadata: pq.FileMetaData) -> int:
