@@ -128,7 +128,7 @@ def test_killed_at_random_instants_it_ends_as_an_unbroken_run(run_tiny: TinyRunn
 
 def kill_and_compare(run_tiny: TinyRunner, num_kills: int) -> None:
     """Kill a job of 400 rows at so many instants, and hold what it becomes against an unbroken run of it."""
-    tokens = max(TOKENS // 2, 12 * num_kills)  # the more kills, the longer the job
+    tokens = max(24, 4 * num_kills)  # the more kills, the longer the job
     job_file = write_long_job(run_tiny, num_rows=400, tokens=tokens)
     folder, instants, num_generated = job_file.with_suffix(""), random.Random(1), 0
     unbroken = run_tiny.run_file(job_file, [f"output.path={run_tiny.folder / 'unbroken'}"])
