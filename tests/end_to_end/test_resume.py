@@ -47,7 +47,7 @@ room.ResultWriter = functools.partial(room.ResultWriter, rows_per_chunk=4)
 from batchgen.cli import main
 main()
 """
-SMALL = {"max_num_seqs": 4}
+SMALL = {"max_num_seqs": 4, "attention": "torch"}  # which compiles nothing in every process
 
 
 def write_long_job(run_tiny: TinyRunner, *, num_rows: int = NUM_ROWS, tokens: int = TOKENS, **job: Any) -> Path:
