@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchgen.io.remote import RemotePath, locate
+from batchgen.io.remote import RemotePath
 from batchgen.io.writers import ResultWriter
 from batchgen.job.load import load_job
 from batchgen.job.run import run_job
 from batchgen.stats.artifact import read_report
 from tests.end_to_end.harness import TinyRunner, cli_run, json_lines, prompts
 from tests.end_to_end.test_remote import Killed, killed
-from tests.object_store import install
 from tests.tiny_models import uniform_model
 
 SAMPLED = {"temperature": 1, "seed": 3}
-
-
-@pytest.fixture(params=["memory", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RemotePath]:
-    """A store that renames, and one that does not."""
-    install(tmp_path / "store")
-    path = locate(f"{request.param}://bucket")
-    assert isinstance(path, RemotePath)
-    yield path
-    path.remove()
 
 
 def write_job(run_tiny: TinyRunner, store: RemotePath, **job: Any) -> Path:
