@@ -65,10 +65,13 @@ class ResultWriter:
         """How the rows that are committed ended, without their texts. Raises OutputError for a damaged journal."""
         return read_endings(self._chunks)
 
-    def write(self, *samples: RequestOutput) -> None:
-        """Take all samples of a finished row, which are committed together. Raises OutputError if a commit fails."""
+    def write(self, *samples: RequestOutput) -> bool:
+        """Take all samples of a finished row, which are committed together, and say whether that was now.
+
+        Raises OutputError if a commit fails.
+        """
         self._waiting.extend(samples)
-        self.commit_if_due()
+        return self.commit_if_due()
 
     def commit_if_due(self) -> bool:
         """Commit if enough rows or time have gathered, and say so; for loops in which rows seldom finish."""

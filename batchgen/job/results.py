@@ -61,7 +61,8 @@ class Results:
             self._write(self._unfinished.pop(output.row_index))
 
     def _write(self, samples: Sequence[RequestOutput]) -> None:
-        self._writer.write(*samples)
+        if self._writer.write(*samples):
+            self._work.note()
         self._count(samples)
 
     def _resume(self) -> npt.NDArray[np.int64]:
