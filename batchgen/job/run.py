@@ -30,6 +30,7 @@ from batchgen.job.resume import Start, decide
 from batchgen.job.run_state import RunState, read_earlier
 from batchgen.job.target import Target, inspect_target
 from batchgen.job.tokenise import row_encoder, tokenise
+from batchgen.log import event
 from batchgen.models.load import check_weights_fit
 from batchgen.plan.token_store import TokenStore
 from batchgen.stats.artifact import RunArtifact, read_report
@@ -53,6 +54,12 @@ def run_job(
     """
     watch, started, spec = Stopwatch(), datetime.now(), job.spec
     folder = OutputFolder(spec.output.path, spec.output.overwrite)
+    log.info(
+        "%s: writes to %s",
+        job.path,
+        folder.path,
+        extra=event("job_started", job=str(job.path), output=str(folder.path)),
+    )
     source = open_input(spec.input)
     earlier = read_earlier(folder)
     folder.check([*source.files, job.path], is_known=earlier is not None)
@@ -71,6 +78,9 @@ def run_job(
         with watch.part("tokenise"):
             store = TokenStore(folder.scratch / "tokens.bin")
             rows = tokenise(source, encoder, target, results, store, quiet=quiet)
+        log.info(
+            "%d rows can run", len(rows), extra=event("input_read", rows=len(rows), failed=results.counts.num_failed)
+        )
         # refuses names and types that cannot be written; those of JSON lines are known only now
         on_request = columns_on_request(spec.output, rows.sampling)
         output_schema(source.schema, spec.output.prefix, spec.output.format, on_request)
@@ -84,6 +94,9 @@ def run_job(
         report = _report(job, target, results, generation, watch, started)
         write_report(folder, _artifact(report, generation, _resolved_job(job, target, generation, report, state)))
         folder.mark_success()
+    log.info(
+        "finished", extra=event("finished", ok=report.num_ok, failed=report.num_failed, exit_code=report.exit_code)
+    )
     return report
 
 
