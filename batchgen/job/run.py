@@ -68,7 +68,7 @@ def run_job(
         session = decide(job, target, source.files, folder, earlier, started, only_failed=only_failed)
         if session.start is Start.COMPLETE:
             log.info("%s: this job is complete already; nothing to do", folder.path)
-            return read_report(folder.path)
+            return _said(read_report(folder.path))
         check_weights_fit(target.info, target.device, spec.engine.memory_fraction)
     target, state = target.with_seed(session.state.seed), session.state
     encoder = row_encoder(target, spec.input, state.now)
@@ -94,9 +94,12 @@ def run_job(
         report = _report(job, target, results, generation, watch, started)
         write_report(folder, _artifact(report, generation, _resolved_job(job, target, generation, report, state)))
         folder.mark_success()
-    log.info(
-        "finished", extra=event("finished", ok=report.num_ok, failed=report.num_failed, exit_code=report.exit_code)
-    )
+    return _said(report)
+
+
+def _said(report: RunReport) -> RunReport:
+    ended = event("finished", ok=report.num_ok, failed=report.num_failed, exit_code=report.exit_code)
+    log.info("finished: %s", report.summary(), extra=ended)
     return report
 
 

@@ -46,6 +46,13 @@ def test_a_run_that_finishes(run_tiny: TinyRunner) -> None:
     assert (lines[-1]["ok"], lines[-1]["failed"], lines[-1]["exit_code"]) == (1, 1, 3)
 
 
+def test_a_run_that_was_complete_already(run_tiny: TinyRunner) -> None:
+    job_file = run_tiny.write(prompts("note a"))
+    events(job_file)
+    lines = events(job_file)
+    assert (names(lines), lines[-1]["exit_code"]) == (["job_started", "finished"], 0)
+
+
 def test_a_run_that_is_refused(run_tiny: TinyRunner) -> None:
     lines = events(run_tiny.write(prompts("note a"), input={"prompt": "question"}))
     assert (names(lines)[-1], lines[-1]["level"], lines[-1]["exit_code"]) == ("error", "error", 2)
