@@ -29,6 +29,7 @@ from batchgen.plan.groups import prefix_groups
 from batchgen.plan.plan import Plan
 from batchgen.plan.token_store import Positions
 from batchgen.sampling_params import SamplingParams
+from batchgen.stats.earlier import CommittedRows
 from batchgen.stats.report import PlannedFigures
 from batchgen.stats.stopwatch import Stopwatch
 from batchgen.stats.tables import GroupPrefix
@@ -87,11 +88,11 @@ class Generation:
                 if interrupt.is_requested:
                     break
 
-    def figures(self) -> PlannedFigures:
-        """What the plan says, for the report."""
+    def figures(self, earlier: CommittedRows) -> PlannedFigures:
+        """What the plans of all sessions say, for the report: each of its own rows."""
         return PlannedFigures(
-            num_unique_tokens=self.plan.num_unique_tokens,
-            hit_ceiling=self.plan.hit_ceiling,
+            num_unique_tokens=earlier.num_unique_tokens + self.plan.num_unique_tokens,
+            hit_ceiling=earlier.hit_ceiling + self.plan.hit_ceiling,
             ceilings=self.plan.ceilings,
             num_blocks=self.pool.num_blocks,
             pool_reason=self.pool.reason,
@@ -123,6 +124,8 @@ class Generation:
             draw_key=rows.draw_key(position),
             max_tokens=int(rows.max_tokens[position]),
             shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[place]),
+            hit_ceiling=int(plan.row_ceiling[place]),
+            num_unique_tokens=int(plan.row_unique[place]),
             num_seen_tokens=int(plan.seen[place]) if self.engine.scheduler.cache.enabled else 0,
             group=self.groups.of(position),
             end_token_ids=params.stop_token_ids | ends,
@@ -154,6 +157,7 @@ def prepare_generation(
     settings = _engine_settings(job, target, pool)
     backend = make_backend(target.attention)
     engine = assemble_engine(model, target.layers, backend, target.info.unused_token_ids, settings)
+    results.count_into(engine.stats)
     ready = event("weights_loaded", device=str(target.device), blocks=pool.num_blocks)
     log.info("the model is ready on %s, with %d KV blocks", target.device, pool.num_blocks, extra=ready)
     groups = RowGroups(plan, len(rows), job.spec.engine.block_size)

@@ -33,6 +33,7 @@ class Progress:
         # None: tqdm finds out whether stderr is a terminal
         self._bar = tqdm(total=num_rows, initial=num_done, unit="row", disable=True if quiet else None)
         self._begin = self._shown = self._said = time.perf_counter()
+        self._earlier_tokens = stats.num_sampled_tokens  # of earlier sessions
 
     def __enter__(self) -> Progress:
         return self
@@ -55,13 +56,17 @@ class Progress:
             return
         self._shown = now
         self._bar.set_postfix_str(
-            f"{self._stats.num_sampled_tokens / (now - self._begin):,.0f} tok/s, "
+            f"{self._rate(now):,.0f} tok/s, "
             f"hits {100 * (self._stats.hit_rate or 0):.0f} %, KV {100 * step.num_used_blocks / self._num_blocks:.0f} %"
         )
 
     def _say(self, now: float) -> None:
-        rate = self._stats.num_sampled_tokens / (now - self._begin)
+        rate = self._rate(now)
         figures = event(
             "progress", done=self._num_done, rows=self._num_rows, tokens_per_second=rate, hit_rate=self._stats.hit_rate
         )
         log.info("%d of %d rows, %.0f tokens/s", self._num_done, self._num_rows, rate, extra=figures)
+
+    def _rate(self, now: float) -> float:
+        """Tokens a second in this session."""
+        return (self._stats.num_sampled_tokens - self._earlier_tokens) / (now - self._begin)
