@@ -5,6 +5,7 @@ Knows chunks, parts and their sizes; knows nothing of how a row was answered.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -29,10 +30,13 @@ from batchgen.io.journal import (
 from batchgen.io.json_values import to_lines
 from batchgen.io.remote import Location
 from batchgen.io.schema import added_columns, output_schema, with_origin
+from batchgen.log import event
 from batchgen.request_output import RequestOutput
 
 if TYPE_CHECKING:
     from batchgen.io.readers import Input
+
+log = logging.getLogger("batchgen")
 
 _GROUP_ROWS = 20_000
 _GROUP_BYTES = 128 << 20
@@ -88,6 +92,8 @@ class ResultWriter:
             path = self._folder.journal / f"chunk-{len(self._chunks):06d}.parquet"
             write_chunk(path, self._waiting)
             self._chunks.append(path)
+            num_rows = len(self._waiting)
+            log.info("%d outputs committed", num_rows, extra=event("committed", rows=num_rows))
             self._waiting = []
         self._last_commit = self._clock()
 
