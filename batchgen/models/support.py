@@ -9,16 +9,26 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 
 from batchgen.errors import ModelError
+from batchgen.models.rope import rope_settings
 
-# Families whose greedy tokens are compared with transformers' own `generate` in the tests.
-TESTED_FAMILIES = frozenset({"llama", "qwen3", "gemma2", "gpt2"})
+# Families whose greedy tokens are compared with transformers' own `generate` in the tests; docs/models.md says how.
+TESTED_FAMILIES = frozenset({
+    "afmoe", "apertus", "arcee", "biogpt", "bitnet", "codegen", "cohere", "cohere2", "cwm", "deepseek_v2",
+    "deepseek_v3", "dots1", "ernie4_5", "ernie4_5_moe", "exaone", "exaone4", "exaone_moe", "flex_olmo", "gemma",
+    "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_bigcode", "gpt_neox",
+    "gpt_oss", "gptj", "granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoeshared", "helium",
+    "hunyuan_v1_dense", "hunyuan_v1_moe", "hyperclovax", "internlm3", "jais2", "llama", "mimo_v2_flash", "minicpm3",
+    "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "modernbert-decoder", "nanochat", "nemotron",
+    "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3",
+    "qwen3_moe", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2", "vaultgemma", "youtu",
+})  # fmt: skip
 
 _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 # Parts of a text decoder's config that are configs of their own, but not models.
@@ -52,8 +62,8 @@ def refuse_unsupported(config: PreTrainedConfig, allow_untested: bool) -> None:
             raise ModelError(f"model family {config.model_type} cannot be run exactly, so it is refused: {reason}.")
     if config.model_type not in TESTED_FAMILIES and not allow_untested:
         raise ModelError(
-            f"model family {config.model_type} has no parity test in batchgen (tested: "
-            f"{', '.join(sorted(TESTED_FAMILIES))}). To run it all the same, set model.allow_untested: true."
+            f"model family {config.model_type} has no parity test in batchgen ({len(TESTED_FAMILIES)} families have "
+            f"one: docs/models.md). To run it all the same, set model.allow_untested: true."
         )
 
 
@@ -130,18 +140,13 @@ def _window_only_in_the_mask(candidate: Candidate) -> str | None:
 
 
 def _rope_looks_at_the_batch(candidate: Candidate) -> str | None:
-    for kind in _rope_types(candidate.get("rope_parameters") or candidate.get("rope_scaling") or {}):
-        if "dynamic" in kind or kind == "longrope":
+    for rope in rope_settings(candidate.config):
+        kind = rope.get("rope_type", rope.get("type"))
+        if isinstance(kind, str) and "dynamic" in kind:
             return f"its rotary embedding ({kind}) looks at the longest position of the batch"
+        if kind == "longrope" and "long_mscale" in candidate.source:  # else rope.py fixes it
+            return "its rotary embedding (longrope) is scaled by the longest position of the batch"
     return None
-
-
-def _rope_types(settings: Mapping[str, Any]) -> Iterator[str]:
-    """The rope types of a config: one, or one for each kind of layer."""
-    for per_layer in [settings, *(value for value in settings.values() if isinstance(value, Mapping))]:
-        kind = per_layer.get("rope_type", per_layer.get("type"))
-        if isinstance(kind, str):
-            yield kind
 
 
 REFUSALS: tuple[Callable[[Candidate], str | None], ...] = (

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from batchgen.sampling_params import SamplingParams
 from tests.engine.test_parity import make_engine, make_requests, run
-from tests.families.registry import AVAILABLE, FAMILIES, tiny_family, without
+from tests.families.registry import AVAILABLE, FAMILIES, tiny_config, tiny_family, with_config
 from tests.tiny_models import VOCAB_SIZE
 
 BLOCK_SIZE = 8
@@ -111,7 +111,8 @@ def test_rows_differ_and_rounding_decides_no_token(model_type: str) -> None:
     [(model_type, name) for model_type in AVAILABLE for name in FAMILIES[model_type].features],
 )
 def test_logits_depend_on_every_feature(model_type: str, feature: str) -> None:
-    model = without(tiny_family(model_type), FAMILIES[model_type].features[feature])
+    off = tiny_config(model_type, FAMILIES[model_type].features[feature])
+    model = with_config(tiny_family(model_type), off)
     assert largest_difference(model, expected(model_type)) > 100 * TOLERANCE
 
 

@@ -43,14 +43,14 @@ def tiny_config(model_type: str, overrides: Settings | None = None) -> PreTraine
     return AutoConfig.for_model(model_type, **settings)
 
 
-def tiny_family(model_type: str) -> PreTrainedModel:
+def tiny_family(model_type: str, overrides: Settings | None = None) -> PreTrainedModel:
     """The registered model with random weights in float32; nothing is left at 0 or 1, no token ends its output.
 
     Eager attention, since transformers' `sdpa` leaves soft caps and sinks out.
     """
     family = FAMILIES[model_type]
     torch.manual_seed(family.seed)  # some families draw one-dimensional parameters too
-    model = _build(tiny_config(model_type))
+    model = _build(tiny_config(model_type, overrides))
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape)
@@ -58,14 +58,15 @@ def tiny_family(model_type: str) -> PreTrainedModel:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.randn(buffer.shape))
-    model.generation_config.eos_token_id = None  # type: ignore[union-attr]
+    model.generation_config.eos_token_id = None
     return model
 
 
-def without(model: PreTrainedModel, off: Settings) -> PreTrainedModel:
-    """The same weights under a config in which `off` turns something off."""
-    changed = _build(tiny_config(model.config.model_type, off))
+def with_config(model: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel:
+    """The same weights under another config, as far as it has them."""
+    changed = _build(config)
     changed.load_state_dict(model.state_dict(), strict=False)
+    changed.generation_config.eos_token_id = None
     return changed
 
 
