@@ -7,9 +7,9 @@ import torch
 from transformers import PreTrainedModel
 
 from batchgen.models.rope import fix_longrope
-from tests.engine.test_families import BLOCK_SIZE, MAX_TOKENS, PROMPTS, generate
 from tests.engine.test_parity import make_engine, make_requests, run
 from tests.families.registry import tiny_family, with_config
+from tests.families.test_families import BLOCK_SIZE, MAX_TOKENS, PROMPTS, generate
 
 BORDER = 32  # tokens of the first training
 

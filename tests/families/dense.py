@@ -14,25 +14,26 @@ from tests.families.family import (
     SLIDING,
     UNLIMITED,
     Family,
+    Features,
     Settings,
     mixed,
     rotary,
     stretched,
 )
 
-_WINDOW = {"sliding window": UNLIMITED}
+_WINDOW: Features = {"sliding window": UNLIMITED}
 _CAPS: Settings = {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 10.0}
-_CAPPED: Mapping[str, Settings] = {
+_CAPPED: Features = {
     "attention soft cap": {"attn_logit_softcapping": None},
     "logit soft cap": {"final_logit_softcapping": None},
 }
-_QUERY_SCALE = {"attention scale": {"query_pre_attn_scalar": 16}}
+_QUERY_SCALE: Features = {"attention scale": {"query_pre_attn_scalar": 16}}
 _NO_DROPOUT: Settings = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-_TWO_ROPES = {
+_TWO_ROPES: Settings = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
     "full_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0},
 }
-_ONE_ROPE = {"rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in _TWO_ROPES}}
+_ONE_ROPE: Settings = {"rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in _TWO_ROPES}}
 
 # fmt: off
 DENSE: Mapping[str, Family] = {

@@ -15,6 +15,7 @@ from tests.families.family import (
     SLIDING,
     UNLIMITED,
     Family,
+    Features,
     Settings,
     mixed,
     rotary,
@@ -24,10 +25,10 @@ from tests.families.family import (
 _LOCAL: Settings = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _NUM: Settings = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _ROUTED: Settings = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-_EXPERTS: Mapping[str, Settings] = {"two experts a token": ONE_EXPERT}
-_ROUTED_SCALE = {"expert scale": {"routed_scaling_factor": 1.0}}
+_EXPERTS: Features = {"two experts a token": ONE_EXPERT}
+_ROUTED_SCALE: Features = {"expert scale": {"routed_scaling_factor": 1.0}}
 _GROUPS: Settings = {"n_group": 2, "topk_group": 1}
-_GROUPED = {"experts in groups": {"n_group": 1, "topk_group": 1}}
+_GROUPED: Features = {"experts in groups": {"n_group": 1, "topk_group": 1}}
 _YARN = stretched("yarn", beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0)
 _DENSE_FIRST = "first layer dense"
 _SHARED = "shared expert"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Settings = Mapping[str, Any]
+Features = dict[str, Settings]  # what is on, and the settings that turn it off
 
 WINDOW = 16  # tokens; shorter than most prompts
 LONG_WINDOW = 200  # tokens; longer than any row
@@ -22,7 +23,7 @@ class Family:
 
     title: str
     settings: Settings
-    features: Mapping[str, Settings] = field(default_factory=dict)
+    features: Features = field(default_factory=dict)
     traits: tuple[str, ...] = ()
     std: float = 0.3  # of the random weights: wide, so that greedy outputs depend on far tokens
     seed: int = 0  # of the random weights: such that no two best logits nearly tie
@@ -62,12 +63,12 @@ SCALES: Settings = {
     "embedding_multiplier": 3.0,
     "logits_scaling": 4.0,
 }
-SCALED: Mapping[str, Settings] = {
+SCALED: Features = {
     "attention scale": {"attention_multiplier": 0.25},
     "residual scale": {"residual_multiplier": 1.0},
     "embedding scale": {"embedding_multiplier": 1.0},
     "logit scale": {"logits_scaling": 1.0},
 }
-ONE_WINDOW: Mapping[str, Settings] = {"sliding window on one of two layers": UNLIMITED}
-HALF_ROTARY: Mapping[str, Settings] = {"part of each head rotary": rotary()}
+ONE_WINDOW: Features = {"sliding window on one of two layers": UNLIMITED}
+HALF_ROTARY: Features = {"part of each head rotary": rotary()}
 LATENT_TRAIT = "latent attention, K and V heads of different sizes"

@@ -72,7 +72,7 @@ def expected(model_type: str) -> list[Generated]:
     return [generate(model, prompt) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "fused", "reference"])
 @pytest.mark.parametrize("model_type", AVAILABLE)
 def test_equals_generate(model_type: str, backend: str) -> None:
     engine = make_engine(tiny_family(model_type), backend, block_size=BLOCK_SIZE, max_batched_tokens=24)
