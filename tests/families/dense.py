@@ -81,7 +81,7 @@ DENSE: Mapping[str, Family] = {
     "granite": Family("Granite", SCALES, SCALED, seed=2),
     "granite_swa": Family(
         "Granite (sliding window)", mixed(layer_rope_theta=[1e2, 1e4], **SCALES),
-        ONE_WINDOW | SCALED | {"another RoPE for each layer": {"layer_rope_theta": [1e4, 1e4]}},
+        ONE_WINDOW | SCALED | {"another RoPE for each layer": {"layer_rope_theta": [1e4, 1e4]}}, ("attention sinks",),
     ),
     "hyperclovax": Family(
         "HyperCLOVA X", {"head_dim": 16, "use_post_norm": True, **SCALES}, SCALED, ("norms after each block",),

@@ -108,7 +108,7 @@ EXPERTS: Mapping[str, Family] = {
         "Granite-MoE (sliding window)",
         mixed(**_LOCAL, **SCALES, shared_intermediate_size=32, layer_rope_theta=[1e2, 1e4]),
         _EXPERTS | ONE_WINDOW | SCALED | {"another RoPE for each layer": {"layer_rope_theta": [1e4, 1e4]}},
-        (_SHARED,), seed=2,
+        ("attention sinks", _SHARED), seed=2,
     ),
     "phimoe": Family(
         "Phi-MoE (without a window)", {**_LOCAL, "attention_bias": True, "lm_head_bias": True},

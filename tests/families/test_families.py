@@ -5,6 +5,7 @@ The other tests here show that these can fail: the outputs depend on far tokens 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -51,14 +52,15 @@ class Generated(NamedTuple):
     logits: Tensor  # [tokens, vocab]
 
 
-def generate(model: PreTrainedModel, prompt: list[int]) -> Generated:
+def generate(model: PreTrainedModel, prompt: list[int], unused: Sequence[int] = (VOCAB_SIZE - 1,)) -> Generated:
+    """What transformers gives for this prompt alone. `unused`: ids that the tokenizer lacks."""
     ids = torch.tensor([prompt])
     output = model.generate(  # type: ignore[operator]
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=MAX_TOKENS,
         do_sample=False,
-        suppress_tokens=[VOCAB_SIZE - 1],  # not in the tokenizer
+        suppress_tokens=list(unused),
         output_logits=True,
         return_dict_in_generate=True,
     )
