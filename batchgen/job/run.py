@@ -168,6 +168,7 @@ def _resolved_job(
         "environment": dict(report.environment),
         "clock": state.clock,
         "eos_token_ids": sorted(target.info.eos_token_ids),
+        **({"rope_factors": target.rope_factors} if target.rope_factors else {}),
         "run": state.to_dict(),
     }
     document = resolved_document(job, settings, extra)
