@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import platform
 import sys
@@ -23,6 +24,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -59,7 +61,7 @@ def main() -> None:
     print(f"{device}, {' '.join(f'{name} {version}' for name, version in versions().items())}", flush=True)
     results = run_steps(steps, options.minutes * 60)
     print_summary(results)
-    print(json.dumps(document(results, device, options.dry_run)))
+    print(json.dumps(finite(document(results, device, options.dry_run)), allow_nan=False))
     sys.exit(any(result.error for result in results))
 
 
@@ -90,7 +92,11 @@ def load_steps(is_dry: bool) -> tuple[list[Step], str]:
     device = platform.processor() or platform.machine() if is_dry else torch.cuda.get_device_name()
     return [
         Step("limits", 10, bench.limits),
-        Step("kernels equal float32", 60, bench.correctness),
+        Step("draws equal the host's", 5, bench.draws),
+        *(
+            Step(f"{str(dtype).removeprefix('torch.')} kernels equal float32", 25, partial(bench.correctness, dtype))
+            for dtype in bench.scale.dtypes
+        ),
         Step("engine equals generate", 40, bench.parity),
         Step("decode attention", 20, bench.decode),
         Step("decode attention in a CUDA graph", 20, bench.decode_graph),
@@ -153,6 +159,15 @@ def document(results: list[Result], device: str, is_dry: bool) -> dict[str, Any]
         "versions": {"python": platform.python_version(), **versions()},
         "steps": [asdict(result) for result in results],
     }
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN: a share of a limit that could not be measured becomes null."""
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def versions() -> dict[str, str]:
