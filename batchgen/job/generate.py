@@ -110,7 +110,8 @@ class Generation:
 
     def _request(self, place: int, params: SamplingParams, sample: int) -> Request:
         rows, plan, position = self.rows, self.plan, self.plan.order[place]
-        ends = frozenset() if params.ignore_eos else self.target.info.eos_token_ids
+        ends = params.stop_token_ids | (frozenset() if params.ignore_eos else self.target.info.eos_token_ids)
+        grammars, form = self.target.token_values.grammars, params.structured
         return Request(
             row_index=rows.row_indices[position],
             prompt_token_ids=rows.store[position],
@@ -120,8 +121,9 @@ class Generation:
             shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[place]),
             num_seen_tokens=int(plan.seen[place]) if self.engine.scheduler.cache.enabled else 0,
             group=self.groups.of(position),
-            end_token_ids=params.stop_token_ids | ends,
+            end_token_ids=ends,
             stop_condition=self.outputs.stop_condition(params),
+            constraint=None if form is None else grammars.constraint(form, ends),
             sample_index=sample,
         )
 

@@ -32,15 +32,12 @@ class Target:
     info: ModelInfo
     layers: list[AttentionLayer]
     params: SamplingParams
+    token_values: TokenValues
     max_model_len: int
     max_num_seqs: int
     max_batched_tokens: int
     attention: str
     settings: list[Setting]  # what the job file left open, with sources
-
-    @property
-    def token_values(self) -> TokenValues:
-        return TokenValues(self.info.tokenizer, self.info.vocab_size)
 
     def with_seed(self, seed: int) -> Target:
         """The same with the seed that an earlier session drew."""
@@ -54,7 +51,8 @@ def inspect_target(job: Job) -> Target:
     device = choose_device(spec.engine.device)
     info = inspect_model(spec.model, device)
     layers = probe_attention(build_meta_model(info, IMPLEMENTATION))
-    params, settings = resolve_sampling(job, info.generation_config, TokenValues(info.tokenizer, info.vocab_size))
+    token_values = TokenValues(info.tokenizer, info.vocab_size)
+    params, settings = resolve_sampling(job, info.generation_config, token_values)
     max_model_len = _max_model_len(job, info)
     if params.max_tokens is None:
         log.info("sampling.max_tokens is not set: a completion may grow up to the context limit of %d", max_model_len)
@@ -77,6 +75,7 @@ def inspect_target(job: Job) -> Target:
         info=info,
         layers=layers,
         params=params,
+        token_values=token_values,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_batched_tokens=max_batched_tokens,
