@@ -67,13 +67,14 @@ def main() -> None:
 @main.command()
 @click.argument("job_file", metavar="JOB.yaml", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override one key of the job file.")
+@click.option("--only", type=click.Choice(["failed"]), help="Run the rows again that failed, also of a finished run.")
 @click.option("--quiet", is_flag=True, help="No progress bar, and of the log only warnings.")
 @click.pass_context
-def run(ctx: click.Context, job_file: Path, overrides: tuple[str, ...], quiet: bool) -> None:
+def run(ctx: click.Context, job_file: Path, overrides: tuple[str, ...], only: str | None, quiet: bool) -> None:
     """Run a job: the whole file is checked first, then the model is loaded.
 
-    Exits with 0 if every row is good, 3 if some failed, 2 if the job, its input or its model was refused. After
-    SIGINT or SIGTERM the finished rows are kept, and the exit code is 130 or 143.
+    Exits with 0 if every row is good, 3 if some failed (also when the job was complete already), 2 if the job, its
+    input or its model was refused. After SIGINT or SIGTERM the finished rows are kept, and the exit code is 130 or 143.
 
     Example: batchgen run jobs/quickstart.yaml --set sampling.seed=1 --set input.limit=100
     """
@@ -84,7 +85,7 @@ def run(ctx: click.Context, job_file: Path, overrides: tuple[str, ...], quiet: b
         job = load_job(job_file, overrides)
         from batchgen.job.run import run_job  # imports torch, so only after the job file is known to be good
 
-        report = run_job(job, quiet=quiet, interrupt=interrupt)
+        report = run_job(job, quiet=quiet, interrupt=interrupt, only_failed=only == "failed")
     click.echo(report.table())
     click.echo(report.summary())
     ctx.exit(report.exit_code)

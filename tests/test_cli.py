@@ -66,7 +66,7 @@ class FakeRun:
         self.outcome: Report | BaseException = Report()
         self.calls: list[tuple[Any, bool]] = []
 
-    def __call__(self, job: Any, *, quiet: bool, interrupt: Interrupt) -> Report:
+    def __call__(self, job: Any, *, quiet: bool, interrupt: Interrupt, only_failed: bool) -> Report:
         self.calls.append((job, quiet))
         if isinstance(self.outcome, BaseException):
             raise self.outcome

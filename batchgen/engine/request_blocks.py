@@ -44,13 +44,22 @@ class RequestBlocks:
     def num_missing(self, request: Request, num_tokens: int) -> int:
         """Blocks to allocate before the first `num_tokens` tokens of the request have their slots."""
         num_new = self.num_blocks(num_tokens) - len(request.block_table)
-        return max(num_new, 0) + self._writes_to_shared(request)
+        return max(num_new, 0) + self.writes_to_shared(request)
 
-    def _writes_to_shared(self, request: Request) -> bool:
+    def writes_to_shared(self, request: Request) -> bool:
         """Whether the next token goes to a half-filled block that other samples hold too."""
         is_half = request.num_computed_tokens % self._size > 0
         has_block = len(request.block_table) == self.num_blocks(request.num_computed_tokens)
         return is_half and has_block and self.cache.pool.ref_count(request.block_table[-1]) > 1
+
+    def num_shared(self, request: Request, num_matched: int) -> int:
+        """Leading full blocks of a request that others hold too or will hold: they do not go when it ends."""
+        if request.params.n > 1:
+            return request.num_prompt_tokens // self._size
+        if not self.cache.enabled:
+            return 0
+        num_found = max(num_matched, (request.num_cached_tokens or 0) // self._size)
+        return max(num_found, (request.shared_with_next or 0) // self._size)
 
     def find(self, request: Request) -> FoundBlocks:
         """Look the prompt up. Changes nothing."""
@@ -91,7 +100,7 @@ class RequestBlocks:
 
     def extend(self, request: Request, stop: int) -> list[BlockCopy]:
         """Slots for tokens up to `stop`, which count as computed from here on; returns what must be copied first."""
-        copies = [self._own_last_block(request)] if self._writes_to_shared(request) else []
+        copies = [self._own_last_block(request)] if self.writes_to_shared(request) else []
         for _ in range(self.num_blocks(stop) - len(request.block_table)):
             request.block_table.append(self.cache.allocate())
         request.num_computed_tokens = stop

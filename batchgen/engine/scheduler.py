@@ -23,6 +23,7 @@ from batchgen.engine.outcome import Failed, Outcome
 from batchgen.engine.prefix_cache import PrefixCache
 from batchgen.engine.request import Request, RequestStatus
 from batchgen.engine.request_blocks import FoundBlocks, RequestBlocks
+from batchgen.engine.reservation import Reservation
 from batchgen.engine.step import Admission, ScheduledChunk, SchedulerOutput
 from batchgen.request_output import FinishReason
 
@@ -153,18 +154,18 @@ class Scheduler:
     # Waiting requests
 
     def _admit_waiting(self, step: SchedulerOutput) -> None:
-        headroom = self.cache.num_available - sum(map(self._num_growth_blocks, self.running))
+        reservation: Reservation | None = None
         while self.waiting and step.num_tokens_left and not step.failed and len(self.running) < self.max_num_seqs:
             request = self.waiting[0]
             if request.computes_whole_prompt and not step.num_prompt_logits_left:
                 return
             found = self.blocks.find(request)
-            needed = self._num_growth_blocks(request) - self._num_takeable(found)
-            if needed > headroom and self.running:
+            reservation = reservation or self._reservation()
+            reservation.add(request, found)
+            if self.running and reservation.peak() > self.cache.pool.num_blocks:
                 step.waits_for_blocks = True
                 step.waits_for_reservation = self._fits_now(request, found)
                 return
-            headroom -= needed
             self._admit(self.waiting.popleft(), found, step)
 
     def _admit(self, request: Request, found: FoundBlocks, step: SchedulerOutput) -> None:
@@ -181,21 +182,17 @@ class Scheduler:
             self._schedule_chunk(request, num_tokens, step)
             step.copies += self.blocks.copies_for(request, found)
 
-    def _num_takeable(self, found: FoundBlocks) -> int:
-        """Blocks that need not be allocated: an idle one is among those that could be."""
-        return len(found.matched) - sum(map(self.cache.is_idle, found.matched))
+    def _reservation(self) -> Reservation:
+        reservation = Reservation(self.blocks, self.expected_tokens)
+        for request in self.running:
+            reservation.add(request)
+        return reservation
 
     def _fits_now(self, request: Request, found: FoundBlocks) -> bool:
         """Whether the known tokens would fit at this moment, growth of all rows left aside."""
-        needed = self.blocks.num_missing(request, request.num_tokens)
-        return needed - self._num_takeable(found) <= self.cache.num_available
-
-    def _num_growth_blocks(self, request: Request) -> int:
-        """Blocks the request is expected to take beyond those it holds."""
-        expected = max(self.expected_tokens.value, len(request.output_token_ids) + 1)
-        # The last token is never an input, so its KV is never stored.
-        num_stored = request.num_prompt_tokens + min(request.max_tokens, expected) - 1
-        return self.blocks.num_missing(request, num_stored)
+        num_missing = self.blocks.num_missing(request, request.num_tokens) - len(found.matched)
+        # An idle block that is taken is among those that could be allocated.
+        return num_missing + sum(map(self.cache.is_idle, found.matched)) <= self.cache.num_available
 
     # Both
 

@@ -41,7 +41,10 @@ class OutputFolder:
         lock = self.state / "lock"
         self.lock = RunLock(lock) if isinstance(lock, Path) else RemoteLock(lock)
         self._seen: tuple[bool, bytes | None] | None = None  # the earlier run as `check` found it
+        # The journal of an unfinished run that this one is to replace. A store has no rename: there it goes at once.
+        self._set_aside = self.state / "earlier-journal" if isinstance(self.state, Path) else None
         self._is_resumed = False
+        self._is_reopened = False
         self._keeps_state = False
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
@@ -67,10 +70,11 @@ class OutputFolder:
                 self._refuse_other_run()
             self._refuse_foreign()
 
-    def claim(self, *, resume: bool = False) -> None:
-        """Take the folder for this run; results of an earlier one stay until `begin`, and its journal with `resume`.
+    def claim(self, *, resume: bool = False, reopen: bool = False) -> None:
+        """Take the folder for this run; all that an earlier one left stays until `begin`.
 
-        Call `check` first. Raises OutputError, also if another run is at work or has come in between.
+        With `resume` its journal is this run's own; with `reopen` its results stay until they are written again. Call
+        `check` first. Raises OutputError, also if another run is at work or has come in between.
         """
         with _as_output_error(self.path):
             self.state.mkdir(parents=True, exist_ok=True)
@@ -79,6 +83,10 @@ class OutputFolder:
                 self.lock.release()
                 raise OutputError(f"{self.path}: another run has just been in this folder; start again")
             self._is_resumed = self._keeps_state = resume
+            self._is_reopened = reopen
+            self._take_back()
+            if self._set_aside is not None and not resume and self.run_json.exists() and self.journal.exists():
+                Path(str(self.journal)).rename(self._set_aside)
             self._clean_state()
             self.journal.mkdir(exist_ok=True)
 
@@ -88,7 +96,11 @@ class OutputFolder:
         With `overwrite`, first removes what an earlier run wrote, and nothing else. Raises OutputError.
         """
         with _as_output_error(self.path):
-            if self.overwrite and not self._is_resumed:
+            if not self._is_resumed:
+                _remove(self.run_json)  # before its journal: the state of no run must stand beside the rows of another
+                if self._set_aside is not None:
+                    _remove(self._set_aside)
+            if self.overwrite and not self._is_resumed and not self._is_reopened:
                 for name in _OURS:  # _SUCCESS goes first: a half-removed run is no finished one
                     if name != self.state.name:
                         _remove(self.path / name)
@@ -96,13 +108,14 @@ class OutputFolder:
             temporary.write_text(run_state, encoding="utf-8")
         self._keeps_state = True
         with _as_output_error(self.path):
+            _remove(self.success)
             self.completions.mkdir(exist_ok=True)
             self.stats.mkdir(exist_ok=True)
 
     @contextmanager
-    def claimed(self, *, resume: bool = False) -> Iterator[None]:
+    def claimed(self, *, resume: bool = False, reopen: bool = False) -> Iterator[None]:
         """`claim` for the block; a run that ends before `begin` leaves nothing in the next one's way."""
-        self.claim(resume=resume)
+        self.claim(resume=resume, reopen=reopen)
         try:
             yield
         finally:
@@ -127,9 +140,19 @@ class OutputFolder:
         """What tells one earlier run from another."""
         return self.success.exists(), self.run_json.read_bytes() if self.run_json.is_file() else None
 
+    def _take_back(self) -> None:
+        """Undo what a run did that meant to replace another one and never began."""
+        if self._set_aside is not None and self._set_aside.exists():
+            _remove(self.journal)
+            self._set_aside.rename(self._set_aside.with_name(self.journal.name))
+
     def _clean_state(self) -> None:
-        """Leave of `.state/` the lock, and of a run to be resumed what is whole."""
-        kept = {self.lock.path, self.journal, self.run_json} if self._is_resumed else {self.lock.path}
+        """Leave of `.state/` the lock, and of a run that can be resumed what is whole."""
+        kept = {self.lock.path}
+        if self._is_resumed:
+            kept |= {self.journal, self.run_json}
+        elif self._set_aside is not None and self._set_aside.exists():
+            kept |= {self._set_aside, self.run_json}
         for path in self.state.iterdir():
             if path not in kept:
                 _remove(path)
@@ -138,10 +161,11 @@ class OutputFolder:
 
     def _drop_state(self) -> None:
         with _as_output_error(self.state):
-            self._is_resumed = False
+            self._is_resumed = self._set_aside is not None and self._set_aside.exists()
+            self._take_back()
             self._clean_state()
             self.lock.release()
-            with suppress(OSError):  # not empty: the next run has it already
+            with suppress(OSError):  # not empty: the next run has it already, or another one can be resumed
                 self.state.rmdir()
 
     def _refuse_own_input(self, files_read: Iterable[Location]) -> None:

@@ -144,6 +144,7 @@ def _read_file(file: DataFile) -> Iterator[_Record]:
                 line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip(_SPACE):
                 yield _read_line(kind, number, line)
+    file.check_unchanged()
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes | None]:

@@ -129,6 +129,7 @@ def _read_file(file: DataFile) -> Iterator[pa.RecordBatch]:
             # Arrow cannot make one batch of nested dictionaries from two row groups.
             for group in range(parquet.num_row_groups):
                 yield from parquet.iter_batches(batch_size, row_groups=[group])
+        file.check_unchanged()
 
 
 def _batch_rows(metadata: pq.FileMetaData) -> int:

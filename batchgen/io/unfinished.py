@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from batchgen.io.files import Format
 from batchgen.io.folder import OutputFolder
 from batchgen.io.journal import ResultRow, committed_chunks, merge_chunks, read_endings, row_index, to_arrays
 from batchgen.io.readers import Input
-from batchgen.io.schema import ADDED_COLUMNS, JOURNAL_SCHEMA, output_schema
+from batchgen.io.schema import JOURNAL_SCHEMA, added_columns, output_schema
 from batchgen.io.writers import write_parts
 from batchgen.request_output import FinishReason
 
@@ -47,8 +47,9 @@ def export_committed(folder: OutputFolder, to: Path, format: Format = "parquet")
 
 def export_with_input(folder: OutputFolder, to: Path, source: Input, prefix: str, format: Format) -> int:
     """As `export_committed`, but with the columns of the run's input, which has been read, in place of row_index."""
-    schema = output_schema(source.schema, prefix, format)
-    return _export(folder, to, lambda rows: _joined(source.read_batches(), rows, schema), schema, format)
+    every = JOURNAL_SCHEMA.names
+    schema, added = output_schema(source.schema, prefix, format, every), added_columns(every)
+    return _export(folder, to, lambda rows: _joined(source.read_batches(), rows, schema, added), schema, format)
 
 
 def _export(folder: OutputFolder, to: Path, batches_of: BatchesOf, schema: pa.Schema, format: Format) -> int:
@@ -69,7 +70,9 @@ def _export(folder: OutputFolder, to: Path, batches_of: BatchesOf, schema: pa.Sc
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _joined(batches: Iterable[pa.RecordBatch], results: Iterator[ResultRow], schema: pa.Schema) -> Batches:
+def _joined(
+    batches: Iterable[pa.RecordBatch], results: Iterator[ResultRow], schema: pa.Schema, added: Sequence[str]
+) -> Batches:
     """Of the input's batches the rows that have results, with these behind them."""
     result, first_row = next(results, None), 0
     for batch in batches:
@@ -78,7 +81,7 @@ def _joined(batches: Iterable[pa.RecordBatch], results: Iterator[ResultRow], sch
             found.append(result)
             result = next(results, None)
         chosen = batch.take(pa.array([row_index(each) - first_row for each in found], pa.int64()))
-        yield pa.RecordBatch.from_arrays([*chosen.columns, *to_arrays(found, ADDED_COLUMNS)], schema=schema)
+        yield pa.RecordBatch.from_arrays([*chosen.columns, *to_arrays(found, added)], schema=schema)
         first_row = stop
 
 

@@ -19,7 +19,8 @@ from batchgen.job.results import Results
 from batchgen.job.target import Target
 from batchgen.job.tokenise import TokenisedRows
 from batchgen.models.attention import IMPLEMENTATION, make_backend
-from batchgen.models.device import available_memory
+from batchgen.models.device import available_memory, keep_freed_memory
+from batchgen.models.fuse import fuse
 from batchgen.models.kv_cache import PoolSize
 from batchgen.models.load import load_weights
 from batchgen.plan.groups import prefix_groups
@@ -142,6 +143,9 @@ def prepare_generation(
         plan = plan_rows(job, target, rows, left)
     with watch.part("load"):
         model = load_weights(target.info, job.spec.model, target.device, IMPLEMENTATION)
+        if target.attention == "cpu":
+            keep_freed_memory()
+            fuse(model)
     with watch.part("plan"):
         plan, pool = fit_pool(job, target, rows, plan, results, available_memory(target.device))
     settings = _engine_settings(job, target, pool)

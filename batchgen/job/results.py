@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from batchgen.job_spec import JobSpec, OutputSpec
 from batchgen.plan.token_store import Positions
 from batchgen.request_output import FinishReason, RequestOutput
 from batchgen.stats.report import RowCounts
+
+log = logging.getLogger("batchgen")
 
 
 def max_errors(spec: JobSpec) -> int | None:
@@ -62,6 +65,8 @@ class Results:
             self._count(list(samples))
             committed.append(row_index)
         self.counts.num_resumed = len(committed)
+        if committed:
+            log.info("continues, %d rows are done already", len(committed))
         return np.sort(np.frombuffer(committed, np.int64)) if committed else np.empty(0, np.int64)
 
     def _is_committed(self, row_index: int) -> bool:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
-from hashlib import blake2b, file_digest
 from typing import Any
 
 import torch
 import transformers
 
 from batchgen import __version__
-from batchgen.errors import InputError, OutputError
+from batchgen.errors import OutputError
+from batchgen.io.finished import forget_failed, import_results
 from batchgen.io.folder import OutputFolder
 from batchgen.io.remote import Location, state_of
+from batchgen.job.input_files import appended_files, digest_of_start, in_words, input_key, reading
 from batchgen.job.load import Job
 from batchgen.job.resolve import plain
 from batchgen.job.run_state import Earlier, RunState
 from batchgen.job.target import Target
+from batchgen.job_spec import OutputSpec
 from batchgen.models.identity import model_identity
+from batchgen.stats.artifact import read_report
 
 
 class Start(Enum):
@@ -29,6 +33,7 @@ class Start(Enum):
 
     FRESH = auto()
     RESUMED = auto()
+    REOPENED = auto()  # it was finished; rows have come, or failed ones run again
     COMPLETE = auto()  # nothing is left to do
 
 
@@ -38,27 +43,52 @@ class Session:
 
     start: Start
     state: RunState
+    only_failed: bool = False
+
+    def claimed(self, folder: OutputFolder) -> AbstractContextManager[None]:
+        """The folder for this session, with what it needs of the earlier ones."""
+        return folder.claimed(resume=self.start is Start.RESUMED, reopen=self.start is Start.REOPENED)
+
+    def recall(self, folder: OutputFolder, output: OutputSpec) -> None:
+        """Make the journal hold the rows that this session need not run. Raises OutputError."""
+        if self.start is Start.REOPENED:
+            import_results(folder, output.prefix, output.format, without_failed=self.only_failed)
+        elif self.start is Start.RESUMED and self.only_failed:
+            forget_failed(folder)
 
 
 def decide(
-    job: Job, target: Target, files: Sequence[Location], folder: OutputFolder, earlier: Earlier | None, now: datetime
+    job: Job,
+    target: Target,
+    files: Sequence[Location],
+    folder: OutputFolder,
+    earlier: Earlier | None,
+    now: datetime,
+    *,
+    only_failed: bool = False,
 ) -> Session:
     """How this session starts, given the run that is in the folder already.
 
     Raises OutputError naming every difference where that is the run of another job and must not be overwritten.
     """
-    old = None if earlier is None else earlier.state
+    if earlier is None:
+        if only_failed:
+            raise OutputError(f"{folder.path}: holds no run whose failed rows could run again; run it without --only")
+        fingerprint, mtimes = _fingerprint(job, target, files, None)
+        return Session(Start.FRESH, RunState(fingerprint, mtimes, target.params.seed, now.isoformat()))
+    old = earlier.state
     fingerprint, mtimes = _fingerprint(job, target, files, old)
-    fresh = RunState(fingerprint, mtimes, target.params.seed, now.isoformat())
-    if earlier is None or old is None:
-        return Session(Start.FRESH, fresh)
-    differences = list(old.differences(fingerprint, job.spec.sampling.seed))
+    appended = appended_files(old.fingerprint, fingerprint, files)
+    differences = list(old.differences(fingerprint, job.spec.sampling.seed, appended))
+    continued = RunState(fingerprint, mtimes, old.seed, old.clock)
     if not differences and not earlier.is_finished:
-        return Session(Start.RESUMED, RunState(fingerprint, mtimes, old.seed, old.clock))
-    if folder.overwrite:
-        return Session(Start.FRESH, fresh)
+        return Session(Start.RESUMED, continued, only_failed)
+    if not differences and only_failed and read_report(folder.path).num_failed:
+        return Session(Start.REOPENED, continued, only_failed)
+    if folder.overwrite and not only_failed:
+        return Session(Start.FRESH, RunState(fingerprint, mtimes, target.params.seed, now.isoformat()))
     if not differences:
-        return Session(Start.COMPLETE, old)
+        return Session(Start.REOPENED, continued) if appended else Session(Start.COMPLETE, old)
     kind = "a finished run" if earlier.is_finished else "an unfinished run"
     raise OutputError(
         "\n  ".join([f"{folder.path}: holds {kind} of another job already; what differs:", *differences])
@@ -74,7 +104,7 @@ def _fingerprint(
     mtimes: dict[str, int] = {}
     contents: dict[str, str] = {}
     for number, path in enumerate(files):
-        key = f"input file {number + 1}"
+        key = input_key(number)
         contents[key], mtime = _content(path, key, old)
         if mtime is not None:
             mtimes[str(path)] = mtime
@@ -99,19 +129,14 @@ def _content(path: Location, key: str, old: RunState | None) -> tuple[str, int |
 
     In a store, what that says of the object, such as its ETag, stands for the content where there is such a thing.
     """
-    try:
+    with reading(path):
         size, stamp = state_of(path)
         if isinstance(stamp, str):
             return f"{path}, {size} bytes, {stamp}", None
-        start = f"{path}, {size} bytes, blake2b "
         known = old.fingerprint.get(key, "") if old and stamp and old.mtimes.get(str(path)) == stamp else ""
-        if known.startswith(start):
+        if known.startswith(in_words(path, size, "")):
             return known, stamp
-        with path.open("rb") as file:
-            digest = file_digest(file, lambda: blake2b(digest_size=16)).hexdigest()
-        return start + digest, stamp
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+        return in_words(path, size, digest_of_start(path, size)), stamp
 
 
 def _text(value: Any) -> str:

@@ -2,8 +2,8 @@
 
 The queries of all rows of a prefix group meet the group's shared blocks together, in whole tiles; what is left of a row
 (the one query of a decode, or a prefill chunk, against the row's own blocks) goes on from there. Nothing is gathered,
-padded or merged apart. Layers with a window shorter than a row, a soft cap, sinks, or different head sizes of K and V are
-computed by the reference.
+padded or merged apart. Layers with a window shorter than a row, a soft cap, sinks, different head sizes of K and V, or
+heads of less than 64 bytes are computed by the reference.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from torch import Tensor
 
 from batchgen_kernels import cpu_pages
 from batchgen_kernels.contract import AttentionOptions, AttentionStep, BlockGroup, LayerCache
+from batchgen_kernels.cpu_pages import as_bits
 from batchgen_kernels.reference import ReferenceBackend
+from batchgen_kernels.vector import LANES
 
 _MIN_SAVED_TOKENS = 256  # (rows - 1) * shared tokens: below this, reading them once does not pay for a task of its own
 _TASK_COST = 16  # of beginning and ending a tile, in keys
-
-# The integer type by which numba knows the numbers of a tensor.
-_BITS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16, torch.float16: torch.int16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +82,22 @@ class CpuBackend:
             return self._reference.attend(query, key, value, cache, step, options)
         slots = step.slot_mapping.numpy()
         for new, pool in ((key, cache.key), (value, cache.value)):
-            cpu_pages.write_rows(_bits(new), _bits(pool), slots)
+            cpu_pages.write_rows(as_bits(new), as_bits(pool), slots)
         output = torch.empty(query.shape, dtype=query.dtype)
         group_tasks, row_tasks = prepared.of(query.shape[1] // key.shape[1])
         state = np.empty((*query.shape[:2], query.shape[2] + 2) if group_tasks else (0, 0, 0), np.float32)
         for tasks in (group_tasks, row_tasks) if group_tasks else (row_tasks,):
             assert tasks is not None
             cpu_pages.attend_tasks(
-                _bits(query),
-                _bits(cache.key),
-                _bits(cache.value),
+                as_bits(query),
+                as_bits(cache.key),
+                as_bits(cache.value),
                 step.block_tables.numpy(),
                 tasks.rows,
                 tasks.costs,
                 np.float32(options.scale),
                 state,
-                _bits(output),
+                as_bits(output),
                 prepared.num_threads,
             )
         return output
@@ -116,11 +115,8 @@ def _needs_reference(step: AttentionStep, key: Tensor, value: Tensor, options: A
         or (window is not None and max(step.seq_lens) > window)
         or key.shape[-1] != value.shape[-1]
         or key.shape[-1] * key.itemsize % 4 != 0  # not whole words
+        or key.shape[-1] * key.itemsize < 4 * LANES  # less than a vector
     )
-
-
-def _bits(tensor: Tensor) -> npt.NDArray[np.generic]:
-    return tensor.contiguous().view(_BITS[tensor.dtype]).numpy()
 
 
 def _group_tasks(step: AttentionStep, group: BlockGroup, tile: int) -> Iterator[list[int]]:

@@ -1,12 +1,12 @@
 """Attention of query tiles over the pages of the KV pool, compiled by numba at first use and kept on disk.
 
-A **task** is a run of queries against a run of pages that they see, all of it or each up to itself. For every task and KV
-head, the query heads that share it are stacked into one tile; keys and values are read where they are, `_KEYS` at a time,
-turned into words (`vector.py`) and multiplied with the whole tile; the softmax runs online in float32 (FlashAttention,
-arXiv 2205.14135).
+A **task** is a run of queries against a run of pages that they see, all of it or each up to itself. For every task and
+KV head, the query heads that share it are stacked into one tile; keys and values are read where they are, `_KEYS` at a
+time, turned into words (`vector.py`) and multiplied with the whole tile; the softmax runs online in float32
+(FlashAttention, arXiv 2205.14135).
 
-A query may be in two tasks, its prefix group's and its row's own: the first leaves the running softmax in the state, the
-second goes on from there and writes the output.
+A query may be in two tasks, its prefix group's and its row's own: the first leaves the running softmax in the state,
+the second goes on from there and writes the output.
 """
 
 from __future__ import annotations
@@ -16,12 +16,28 @@ from typing import Any
 
 import numba
 import numpy as np
+import numpy.typing as npt
+import torch
 from numba import njit, prange
+from torch import Tensor
 
-from batchgen_kernels.vector import COLUMNS, LANES, ROWS, address, exponential, greatest, multiply, narrow, prefetch, transpose, widen
+from batchgen_kernels.vector import (
+    COLUMNS,
+    LANES,
+    ROWS,
+    address,
+    exponential,
+    greatest,
+    multiply,
+    narrow,
+    prefetch,
+    transpose,
+    widen,
+)
 
 # torch's own threads, where both find the same OpenMP library; two runtimes in one process spin against each other.
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+numba.config.NUMBA_NUM_THREADS = torch.get_num_threads()  # its first launch makes this the shared runtime's number
 
 TILE_ROWS = 64  # queries x query heads of a KV head
 _LINE_BYTES = 64  # of a cache line
@@ -32,14 +48,23 @@ _KEYS = 64  # that meet a tile at once
 # writes the output if ENDS, else the state.
 QUERY, NUM_QUERIES, TABLE, START, STOP, LIMIT, CONTINUES, ENDS = range(8)
 
+# The integer type by which numba knows the numbers of a tensor.
+_BITS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16, torch.float16: torch.int16}
+
 _FAST = {"contract", "reassoc", "nsz"}  # sums may be reordered; NaN and infinity keep their meaning
 
 
-def _compiled(**options: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def as_bits(tensor: Tensor) -> npt.NDArray[np.generic]:
+    """The numbers of a tensor as numba knows them, contiguous; no copy where they are so already."""
+    return tensor.contiguous().view(_BITS[tensor.dtype]).numpy()
+
+
+def compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """numba's compiler as all kernels here use it."""
     return njit(fastmath=_FAST, cache=True, nogil=True, **options)  # type: ignore[no-any-return]
 
 
-@_compiled(parallel=True)
+@compiled(parallel=True)
 def write_rows(new: Any, pool: Any, slots: Any) -> None:
     """pool [blocks, heads, block_size, size] at slots [T] = new [T, heads, size]."""
     block_size = pool.shape[2]
@@ -50,7 +75,7 @@ def write_rows(new: Any, pool: Any, slots: Any) -> None:
                 pool[block, head, offset, column] = new[token, head, column]
 
 
-@_compiled(parallel=True)
+@compiled(parallel=True)
 def attend_tasks(
     query: Any,
     keys: Any,
@@ -65,8 +90,9 @@ def attend_tasks(
 ) -> None:
     """All tasks and KV heads, split over the threads by cost.
 
-    query and output [T, heads, size], keys and values [blocks, KV heads, block_size, size], all as bits; `costs` [tasks + 1]
-    the running sum; state [T, heads, size + 2] float32: the weighted sum of values, the greatest score, the sum of weights.
+    query and output [T, heads, size], keys and values [blocks, KV heads, block_size, size], all as bits; `costs`
+    [tasks + 1] the running sum; state [T, heads, size + 2] float32: the weighted sum of values, the greatest score, the
+    sum of weights.
     """
     num_heads = keys.shape[1]
     for thread in prange(num_threads):
@@ -91,7 +117,7 @@ def attend_tasks(
                     )  # fmt: skip
 
 
-@_compiled()
+@compiled()
 def _attend_tile(
     query: Any, keys: Any, values: Any, tables: Any, task: Any, head: Any, scale: Any, state: Any, output: Any,
     queries: Any, turned: Any, paired: Any, scores: Any, weights: Any, total: Any, limits: Any, rows: Any,
@@ -115,7 +141,7 @@ def _attend_tile(
     _store_tile(task, head, keys.shape[1], state, output, total)
 
 
-@_compiled()
+@compiled()
 def _load_tile(
     query: Any, task: Any, head: Any, num_kv_heads: Any, state: Any, queries: Any, total: Any, limits: Any
 ) -> Any:
@@ -141,10 +167,8 @@ def _load_tile(
     return num_rows
 
 
-@_compiled()
-def _find_rows(
-    table: Any, head: Any, num_heads: Any, block_size: Any, start: Any, num_keys: Any, rows: Any
-) -> None:
+@compiled()
+def _find_rows(table: Any, head: Any, num_heads: Any, block_size: Any, start: Any, num_keys: Any, rows: Any) -> None:
     """Where the keys from `start` on lie, in rows of the pool; past the last one, that one again."""
     place, offset = start // block_size, start % block_size
     for key in range(num_keys):
@@ -155,10 +179,8 @@ def _find_rows(
     rows[num_keys:] = rows[num_keys - 1]
 
 
-@_compiled()
-def _ask_for_next(
-    keys: Any, values: Any, table: Any, task: Any, head: Any, start: Any, stop: Any, rows: Any
-) -> None:
+@compiled()
+def _ask_for_next(keys: Any, values: Any, table: Any, task: Any, head: Any, start: Any, stop: Any, rows: Any) -> None:
     """Have the keys and values fetched that come next, of this head or of the next one; pages lie anywhere."""
     if start >= stop:
         head, start = head + 1, task[START]
@@ -173,7 +195,7 @@ def _ask_for_next(
             prefetch(address(values) + line)
 
 
-@_compiled()
+@compiled()
 def _turn_keys(keys: Any, rows: Any, num_keys: Any, turned: Any) -> None:
     """turned [words, _KEYS]: the keys' words, one key a column."""
     num_words = keys.shape[3] * keys.itemsize // 4
@@ -189,7 +211,7 @@ def _turn_keys(keys: Any, rows: Any, num_keys: Any, turned: Any) -> None:
             )
 
 
-@_compiled()
+@compiled()
 def _pair_values(values: Any, rows: Any, num_keys: Any, paired: Any) -> None:
     """paired [_KEYS / numbers a word, width]: each word the numbers of neighbouring keys."""
     size = values.shape[3]
@@ -207,7 +229,7 @@ def _pair_values(values: Any, rows: Any, num_keys: Any, paired: Any) -> None:
                 )
 
 
-@_compiled()
+@compiled()
 def _score(queries: Any, turned: Any, num_rows: Any, num_keys: Any, scores: Any) -> None:
     stride = queries.shape[1] * queries.itemsize // 4
     scores[:num_rows] = 0
@@ -225,7 +247,7 @@ def _score(queries: Any, turned: Any, num_rows: Any, num_keys: Any, scores: Any)
             )
 
 
-@_compiled()
+@compiled()
 def _weigh(
     scores: Any, scale: Any, num_rows: Any, start: Any, limits: Any, num_keys: Any, total: Any, weights: Any
 ) -> None:
@@ -249,7 +271,7 @@ def _weigh(
         total[row, width + 1] = total[row, width + 1] * factor + added
 
 
-@_compiled()
+@compiled()
 def _sum_values(paired: Any, weights: Any, num_rows: Any, num_words: Any, total: Any) -> None:
     """Add weights x values to the sums."""
     width = paired.shape[1]
@@ -268,7 +290,7 @@ def _sum_values(paired: Any, weights: Any, num_rows: Any, num_words: Any, total:
             )
 
 
-@_compiled()
+@compiled()
 def _is_finite(values: Any, rows: Any, first: Any, num_keys: Any) -> Any:
     """Whether the values that not all queries see are finite: a weight of 0 does not remove one that is not."""
     flat = values.reshape((-1, values.shape[3]))
@@ -279,7 +301,7 @@ def _is_finite(values: Any, rows: Any, first: Any, num_keys: Any) -> Any:
     return True
 
 
-@_compiled()
+@compiled()
 def _sum_seen_values(
     values: Any, rows: Any, weights: Any, num_rows: Any, start: Any, limits: Any, num_keys: Any, total: Any
 ) -> None:
@@ -292,7 +314,7 @@ def _sum_seen_values(
                 total[row, column] += weight * widen(flat[rows[key], column])
 
 
-@_compiled()
+@compiled()
 def _store_tile(task: Any, head: Any, num_kv_heads: Any, state: Any, output: Any, total: Any) -> None:
     num_shared, size, width = output.shape[1] // num_kv_heads, output.shape[2], total.shape[1] - 2
     for row in range(task[NUM_QUERIES] * num_shared):

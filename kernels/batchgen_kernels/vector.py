@@ -1,9 +1,9 @@
 """Vector instructions for the numba kernels of this folder: what LLVM does not make of plain loops by itself.
 
-numba sees the bits of a stored number, and their integer type says what they are: uint32 float32, uint16 bfloat16, int16
-float16. A **word** is 32 bits: one float32, or a pair of neighbouring 16-bit floats; a vector has 16 words. On words, a
-product of matrices and a transposition are the same code for every dtype; only one multiply-and-add differs. Processors
-with AVX512-BF16 do it for pairs of bfloat16 in one instruction, all others in float32.
+numba sees the bits of a stored number, and their integer type says what they are: uint32 float32, uint16 bfloat16,
+int16 float16. A **word** is 32 bits: one float32, or a pair of neighbouring 16-bit floats; a vector has 16 words. On
+words, a product of matrices and a transposition are the same code for every dtype; only one multiply-and-add differs.
+Processors with AVX512-BF16 do it for pairs of bfloat16 in one instruction, all others in float32.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WORDS = ir.VectorType(_WORD, LANES)
 _FLOATS = ir.VectorType(_FLOAT, LANES)
 
 
-class _BFloat(ir.Type):
+class _BFloat(ir.Type):  # type: ignore[misc]
     """LLVM's bfloat, which llvmlite has no class for."""
 
     def _to_string(self) -> str:
@@ -90,8 +90,8 @@ def _add_bfloat16_native(builder: Any, total: Any, left: Any, right: Any) -> Any
 def _add_bfloat16(builder: Any, total: Any, left: Any, right: Any) -> Any:
     """A bfloat16 is the upper half of the float32 of the same value."""
     sixteen, upper = (_splat(builder, ir.Constant(_WORD, value), _WORDS) for value in (16, 0xFFFF0000))
-    for half in (lambda words: builder.shl(words, sixteen), lambda words: builder.and_(words, upper)):
-        total = _add_float32(builder, total, half(left), half(right))
+    for half, by in ((builder.shl, sixteen), (builder.and_, upper)):
+        total = _add_float32(builder, total, half(left, by), half(right, by))
     return total
 
 
@@ -150,7 +150,15 @@ def greatest(_context: Any, array: Any, size: Any) -> Any:
 
 @intrinsic
 def multiply(
-    _context: Any, like: Any, left: Any, left_stride: Any, right: Any, right_stride: Any, num: Any, out: Any, stride: Any
+    _context: Any,
+    like: Any,
+    left: Any,
+    left_stride: Any,
+    right: Any,
+    right_stride: Any,
+    num: Any,
+    out: Any,
+    stride: Any,
 ) -> Any:
     """out [ROWS, COLUMNS] float32 += left [ROWS, num words] x right [num words, COLUMNS].
 
@@ -255,7 +263,7 @@ def _power_of_two(_context: Any, exponent: Any) -> Any:
     return types.float32(types.int32), generate
 
 
-@njit(fastmath={"contract"}, inline="always")  # type: ignore[untyped-decorator]
+@njit(fastmath={"contract"}, inline="always")
 def exponential(x: Any) -> Any:
     """exp(x) for x <= 0 in float32, to 2 units in the last place; loops over it become vectors.
 
