@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from copy import copy
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from batchgen.sampling_params import Structured
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import GrammarFormat, LLMatcher, LLTokenizer
     from transformers import PreTrainedTokenizerFast
 
 TokenBits = npt.NDArray[np.uint8]  # token t is bit t % 8 of byte t // 8
@@ -126,7 +126,7 @@ def _grammar(structured: Structured) -> str:
     try:
         if structured.kind == "json_schema":
             return LLMatcher.grammar_from_json_schema(structured.text, defaults={"whitespace_flexible": False})
-        return grammar_from(structured.kind, structured.text)
+        return grammar_from(cast("GrammarFormat", structured.kind), structured.text)
     except ValueError as error:
         raise RowError(f"structured.{structured.kind}: {_in_short(str(error))}") from None
 
