@@ -27,7 +27,7 @@ TORCH_FREE = [
     *("engine/request.py", "engine/scheduler.py"),
 ]
 NEED_TORCH = {
-    f"job/{name}.py" for name in ("run", "resume", "target", "generate", "planning", "plan_job")
+    f"job/{name}.py" for name in ("run", "resume", "target", "generate", "planning", "plan_job", "verify")
 }  # they join rooms to the model
 
 

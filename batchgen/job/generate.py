@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from batchgen.job.planning import fit_pool, plan_rows
 from batchgen.job.progress import Progress
 from batchgen.job.results import Results
 from batchgen.job.target import Target
-from batchgen.job.tokenise import TokenisedRows
+from batchgen.job.tokenise import BadRows, TokenisedRows
 from batchgen.models.attention import IMPLEMENTATION, make_backend
 from batchgen.models.device import available_memory, keep_freed_memory
 from batchgen.models.fuse import fuse
@@ -74,7 +76,7 @@ class Generation:
         num_rows = num_done + len(self.plan.order)
         progress = Progress(num_rows, num_done, stats, self.pool.num_blocks, quiet=quiet)
         with interrupt.deferred(), results.committed_at_end(), progress:
-            for finished in self.engine.run(self._requests()):
+            for finished in self.engine.run(self.requests()):
                 num_done = results.counts.num_done
                 for request in finished:
                     results.add(self.outputs.of(request), request.params.n)
@@ -99,7 +101,7 @@ class Generation:
         num_tokens = self.groups.groups[group].num_blocks * self.engine.scheduler.cache.block_size
         return GroupPrefix(self.rows.row_indices[int(positions.min())], num_tokens)
 
-    def _requests(self) -> Iterator[Request]:
+    def requests(self) -> Iterator[Request]:
         """The first sample of every row in visiting order, with the others, made when the engine wants them."""
         for place, position in enumerate(self.plan.order):
             params = self.rows.sampling.params(position)
@@ -129,8 +131,15 @@ class Generation:
         )
 
 
+class RowsToRun(BadRows, Protocol):
+    """Which rows are left to run, and where bad ones go."""
+
+    def left(self, row_indices: array[int]) -> Positions:
+        """Their places in `row_indices`."""
+
+
 def prepare_generation(
-    job: Job, target: Target, rows: TokenisedRows, results: Results, watch: Stopwatch
+    job: Job, target: Target, rows: TokenisedRows, results: RowsToRun, watch: Stopwatch
 ) -> Generation | None:
     """Plan the rows that are not committed and load the model; None, and no weight is read, when no row is left to run.
 
