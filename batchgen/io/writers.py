@@ -70,11 +70,13 @@ class ResultWriter:
         self._waiting.extend(samples)
         self.commit_if_due()
 
-    def commit_if_due(self) -> None:
-        """Commit if enough rows or time have gathered; for loops in which rows seldom finish."""
+    def commit_if_due(self) -> bool:
+        """Commit if enough rows or time have gathered, and say so; for loops in which rows seldom finish."""
         is_late = self._clock() - self._last_commit >= self._seconds_per_chunk
-        if is_late or len(self._waiting) >= self._rows_per_chunk:
+        is_due = is_late or len(self._waiting) >= self._rows_per_chunk
+        if is_due:
             self.commit()
+        return is_due
 
     def commit(self) -> None:
         """Make every row written so far durable."""

@@ -29,6 +29,7 @@ from batchgen.plan.groups import prefix_groups
 from batchgen.plan.plan import Plan
 from batchgen.plan.token_store import Positions
 from batchgen.sampling_params import SamplingParams
+from batchgen.stats.earlier import CommittedRows
 from batchgen.stats.report import PlannedFigures
 from batchgen.stats.stopwatch import Stopwatch
 from batchgen.stats.tables import GroupPrefix
@@ -73,6 +74,7 @@ class Generation:
         However it ends, the rows that finished are committed. Raises Interrupted after the step in which a signal came.
         """
         num_done, stats = results.counts.num_done, self.engine.stats
+        results.count_into(stats)
         num_rows = num_done + len(self.plan.order)
         progress = Progress(num_rows, num_done, stats, self.pool.num_blocks, quiet=quiet)
         with interrupt.deferred(), results.committed_at_end(), progress:
@@ -85,11 +87,11 @@ class Generation:
                 if interrupt.is_requested:
                     break
 
-    def figures(self) -> PlannedFigures:
-        """What the plan says, for the report."""
+    def figures(self, earlier: CommittedRows) -> PlannedFigures:
+        """What the plans of all sessions say, for the report: each of its own rows."""
         return PlannedFigures(
-            num_unique_tokens=self.plan.num_unique_tokens,
-            hit_ceiling=self.plan.hit_ceiling,
+            num_unique_tokens=earlier.num_unique_tokens + self.plan.num_unique_tokens,
+            hit_ceiling=earlier.hit_ceiling + self.plan.hit_ceiling,
             ceilings=self.plan.ceilings,
             num_blocks=self.pool.num_blocks,
             pool_reason=self.pool.reason,
@@ -122,6 +124,8 @@ class Generation:
             draw_key=rows.draw_key(position),
             max_tokens=int(rows.max_tokens[position]),
             shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[place]),
+            hit_ceiling=int(plan.row_ceiling[place]),
+            num_unique_tokens=int(plan.row_unique[place]),
             num_seen_tokens=int(plan.seen[place]) if self.engine.scheduler.cache.enabled else 0,
             group=self.groups.of(position),
             end_token_ids=ends,

@@ -26,6 +26,7 @@ class Progress:
         # None: tqdm finds out whether stderr is a terminal
         self._bar = tqdm(total=num_rows, initial=num_done, unit="row", disable=True if quiet else None)
         self._begin = self._shown = time.perf_counter()
+        self._earlier_tokens = stats.num_sampled_tokens  # of earlier sessions
 
     def __enter__(self) -> Progress:
         return self
@@ -44,6 +45,6 @@ class Progress:
             return
         self._shown = now
         self._bar.set_postfix_str(
-            f"{self._stats.num_sampled_tokens / (now - self._begin):,.0f} tok/s, "
+            f"{(self._stats.num_sampled_tokens - self._earlier_tokens) / (now - self._begin):,.0f} tok/s, "
             f"hits {100 * (self._stats.hit_rate or 0):.0f} %, KV {100 * step.num_used_blocks / self._num_blocks:.0f} %"
         )

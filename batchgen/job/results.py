@@ -15,9 +15,12 @@ import numpy.typing as npt
 from batchgen.errors import InputError
 from batchgen.io.readers import Input
 from batchgen.io.writers import ResultWriter
+from batchgen.job.work import Work
 from batchgen.job_spec import JobSpec, OutputSpec
 from batchgen.plan.token_store import Positions
 from batchgen.request_output import FinishReason, RequestOutput
+from batchgen.stats.counters import RunStats
+from batchgen.stats.earlier import CommittedRows
 from batchgen.stats.report import RowCounts
 
 log = logging.getLogger("batchgen")
@@ -34,8 +37,10 @@ class Results:
     Raises InputError when those hold more bad rows than the job allows.
     """
 
-    def __init__(self, writer: ResultWriter, spec: JobSpec) -> None:
+    def __init__(self, writer: ResultWriter, spec: JobSpec, work: Work) -> None:
         self.counts = RowCounts()
+        self.earlier = CommittedRows()
+        self._work = work
         self._writer = writer
         self._unfinished: dict[int, list[RequestOutput]] = {}  # row -> its samples so far
         self._max_errors = max_errors(spec)
@@ -62,7 +67,10 @@ class Results:
     def _resume(self) -> npt.NDArray[np.int64]:
         committed = array("q")
         for row_index, samples in groupby(self._writer.endings(), key=attrgetter("row_index")):
-            self._count(list(samples))
+            row = list(samples)
+            self._count(row)
+            for sample in row:
+                self.earlier.observe(sample)
             committed.append(row_index)
         self.counts.num_resumed = len(committed)
         if committed:
@@ -98,6 +106,11 @@ class Results:
         )
         self._write([output])
 
+    def count_into(self, stats: RunStats) -> None:
+        """Let the counters of this session go on from those of the earlier ones, and be noted at every commit."""
+        self.earlier.add_to(stats)
+        self._work.go_on(stats)
+
     @contextmanager
     def committed_at_end(self) -> Iterator[None]:
         """A block after which every output so far is durable, also when it fails."""
@@ -105,10 +118,12 @@ class Results:
             yield
         finally:
             self._writer.commit()
+            self._work.note()
 
     def commit_if_due(self) -> None:
         """Let a commit happen by time also while no row ends."""
-        self._writer.commit_if_due()
+        if self._writer.commit_if_due():
+            self._work.note()
 
     def finish(
         self, source: Input, output: OutputSpec, origin: Mapping[str, str], on_request: Collection[str] = ()

@@ -30,6 +30,7 @@ from batchgen.job.resume import Start, decide
 from batchgen.job.run_state import RunState, read_earlier
 from batchgen.job.target import Target, inspect_target
 from batchgen.job.tokenise import row_encoder, tokenise
+from batchgen.job.work import Work
 from batchgen.models.load import check_weights_fit
 from batchgen.plan.token_store import TokenStore
 from batchgen.stats.artifact import RunArtifact, read_report
@@ -67,7 +68,7 @@ def run_job(
     encoder = row_encoder(target, spec.input, state.now)
     with session.claimed(folder):
         session.recall(folder, spec.output)
-        results = Results(ResultWriter(folder), spec)
+        results = Results(ResultWriter(folder), spec, Work(folder, watch))
         with watch.part("tokenise"):
             store = TokenStore(folder.scratch / "tokens.bin")
             rows = tokenise(source, encoder, target, results, store, quiet=quiet)
@@ -108,10 +109,17 @@ def write_report(folder: OutputFolder, artifact: RunArtifact) -> None:
 def _report(
     job: Job, target: Target, results: Results, generation: Generation | None, watch: Stopwatch, started: datetime
 ) -> RunReport:
+    earlier = results.earlier
+    if generation is not None:
+        stats, figures = generation.engine.stats, generation.figures(earlier)
+    else:
+        stats = RunStats(job.spec.engine.block_size, target.max_model_len)
+        results.count_into(stats)
+        figures = PlannedFigures(num_unique_tokens=earlier.num_unique_tokens, hit_ceiling=earlier.hit_ceiling)
     return make_report(
         results.counts,
-        generation.engine.stats if generation else RunStats(job.spec.engine.block_size, target.max_model_len),
-        generation.figures() if generation else PlannedFigures(),
+        stats,
+        figures,
         started=started.isoformat(timespec="seconds"),
         visiting_order=job.spec.engine.order,
         seconds=watch.seconds(),
