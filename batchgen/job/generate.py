@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from batchgen.job.progress import Progress
 from batchgen.job.results import Results
 from batchgen.job.target import Target
 from batchgen.job.tokenise import BadRows, TokenisedRows
+from batchgen.log import event
 from batchgen.models.attention import IMPLEMENTATION, make_backend
 from batchgen.models.device import available_memory, keep_freed_memory
 from batchgen.models.fuse import fuse
@@ -33,6 +35,8 @@ from batchgen.stats.earlier import CommittedRows
 from batchgen.stats.report import PlannedFigures
 from batchgen.stats.stopwatch import Stopwatch
 from batchgen.stats.tables import GroupPrefix
+
+log = logging.getLogger("batchgen")
 
 
 class RowGroups:
@@ -154,6 +158,7 @@ def prepare_generation(
         return None
     with watch.part("plan"):
         plan = plan_rows(job, target, rows, left)
+        log.info("%d rows planned", len(left), extra=event("plan", rows=len(left), hit_ceiling=plan.hit_ceiling))
     with watch.part("load"):
         model = load_weights(target.info, job.spec.model, target.device, IMPLEMENTATION)
         if target.attention == "cpu":
@@ -164,6 +169,8 @@ def prepare_generation(
     settings = _engine_settings(job, target, pool)
     backend = make_backend(target.attention)
     engine = assemble_engine(model, target.layers, backend, target.info.unused_token_ids, settings)
+    ready = event("weights_loaded", device=str(target.device), blocks=pool.num_blocks)
+    log.info("the model is ready on %s, with %d KV blocks", target.device, pool.num_blocks, extra=ready)
     groups = RowGroups(plan, len(rows), job.spec.engine.block_size)
     outputs = Outputs(target.info.tokenizer, rows.places, token_ids=job.spec.output.token_ids)
     return Generation(target, rows, plan, groups, pool, engine, outputs)

@@ -17,6 +17,7 @@ from batchgen.io.readers import Input
 from batchgen.io.writers import ResultWriter
 from batchgen.job.work import Work
 from batchgen.job_spec import JobSpec, OutputSpec
+from batchgen.log import event
 from batchgen.plan.token_store import Positions
 from batchgen.request_output import FinishReason, RequestOutput
 from batchgen.stats.counters import RunStats
@@ -24,6 +25,8 @@ from batchgen.stats.earlier import CommittedRows
 from batchgen.stats.report import RowCounts
 
 log = logging.getLogger("batchgen")
+
+_MOST_SAID = 10  # failed rows in the log; the output has all
 
 
 def max_errors(spec: JobSpec) -> int | None:
@@ -61,7 +64,8 @@ class Results:
             self._write(self._unfinished.pop(output.row_index))
 
     def _write(self, samples: Sequence[RequestOutput]) -> None:
-        self._writer.write(*samples)
+        if self._writer.write(*samples):
+            self._work.note()
         self._count(samples)
 
     def _resume(self) -> npt.NDArray[np.int64]:
@@ -85,6 +89,8 @@ class Results:
         """A row is as bad as the worst of its samples."""
         output = next((sample for sample in samples if sample.finish_reason is FinishReason.ERROR), samples[0])
         self.counts.observe(output)
+        if output.finish_reason is FinishReason.ERROR and self.counts.num_failed <= _MOST_SAID:
+            log.info("%s", output.error, extra=event("row_failed", row=output.row_index, error=output.error))
         if self._max_errors is not None and self.counts.num_failed > self._max_errors:
             raise InputError(
                 f"stopped at bad row {self.counts.num_failed} (max_errors {self._max_errors}): {output.error}; "

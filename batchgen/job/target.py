@@ -15,6 +15,7 @@ from batchgen.models.attention import IMPLEMENTATION, has_triton, is_triton_inte
 from batchgen.models.device import choose_device
 from batchgen.models.load import ModelInfo, build_meta_model, inspect_model
 from batchgen.models.probe import AttentionLayer, probe_attention
+from batchgen.models.rope import fix_longrope
 from batchgen.sampling_params import SamplingParams
 
 # Starting points, not measured: the rows and tokens from which larger matrix products should gain little.
@@ -37,6 +38,7 @@ class Target:
     max_num_seqs: int
     max_batched_tokens: int
     attention: str
+    rope_factors: str | None  # "short" | "long" of a LongRoPE model, chosen by max_model_len
     settings: list[Setting]  # what the job file left open, with sources
 
     def with_seed(self, seed: int) -> Target:
@@ -54,6 +56,9 @@ def inspect_target(job: Job) -> Target:
     token_values = TokenValues(info.tokenizer, info.vocab_size)
     params, settings = resolve_sampling(job, info.generation_config, token_values)
     max_model_len = _max_model_len(job, info)
+    rope = fix_longrope(info.config, max_model_len)
+    if rope.factors:
+        log.info("LongRoPE: the %s factors, for a context limit of %d", rope.factors, max_model_len)
     if params.max_tokens is None:
         log.info("sampling.max_tokens is not set: a completion may grow up to the context limit of %d", max_model_len)
     max_num_seqs = spec.engine.max_num_seqs or _MAX_NUM_SEQS[device.type]
@@ -72,7 +77,7 @@ def inspect_target(job: Job) -> Target:
         settings.append(Setting(f"engine.{name}", value, source))
     return Target(
         device=device,
-        info=info,
+        info=replace(info, config=rope.config),
         layers=layers,
         params=params,
         token_values=token_values,
@@ -80,6 +85,7 @@ def inspect_target(job: Job) -> Target:
         max_num_seqs=max_num_seqs,
         max_batched_tokens=max_batched_tokens,
         attention=attention,
+        rope_factors=rope.factors,
         settings=settings,
     )
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from batchgen.io.writers import ResultWriter
+from batchgen.job import run as run_room
+from batchgen.job.results import Results
 from tests.end_to_end.harness import Result, TinyRunner
 from tests.end_to_end.test_resume import Stop, stop_after
 from tests.tiny_models import uniform_model
@@ -60,3 +65,17 @@ def test_steps_and_seconds_of_all_sessions_count(run_tiny: TinyRunner, monkeypat
     last = pq.read_table(result.folder / "stats/steps.parquet")
     assert result.report["num_steps"] > last.num_rows
     assert result.report["seconds"]["total"] > result.report["seconds"]["run"] > pc.sum(last["seconds"]).as_py()
+
+
+def test_steps_are_noted_with_every_commit(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with one that a row's end brings about; the first session dies as by SIGKILL, with no commit at its end."""
+    settings = {"temperature": 1, "max_tokens": 8, "ignore_eos": True}
+    job_file = run_tiny.write(ROWS[:8], model=uniform_model, sampling=settings, engine={"max_num_seqs": 1})
+    stop_after(monkeypatch, 5)
+    monkeypatch.setattr(run_room, "ResultWriter", partial(ResultWriter, rows_per_chunk=1))
+    monkeypatch.setattr(Results, "committed_at_end", lambda _: nullcontext())
+    with pytest.raises(Stop):
+        run_tiny.run_file(job_file)
+    stop_after(monkeypatch, None)
+    report = run_tiny.run_file(job_file).report
+    assert (report["num_resumed_rows"], report["num_output_tokens"], report["num_steps"]) == (5, 8 * 8, 8 * 8)
