@@ -11,6 +11,7 @@ from batchgen.engine.outcome import Sampled, TokenLogprobs
 from batchgen.plan.token_store import TokenIds
 from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
+from batchgen.stats.prompt_tokens import PromptTokens
 
 
 class RequestStatus(IntEnum):
@@ -44,6 +45,8 @@ class Request:
     max_tokens: int  # most tokens that may be generated: by params.max_tokens and by the context limit
     # Leading tokens this prompt has in common with the next one in visiting order; None: no order is known, keep all.
     shared_with_next: int | None = None
+    hit_ceiling: int = 0  # the row's share of the job's hit ceiling, and of its unique tokens; see plan/plan.py
+    num_unique_tokens: int = 0
     num_seen_tokens: int | None = None  # leading tokens that a prompt visited before has too; None: not known
     group: int | None = None  # the prefix group it is counted in
     end_token_ids: frozenset[int] = frozenset()  # any of these ends the completion and is no part of its text
@@ -60,6 +63,7 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the prompt's second token on; by the runner
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
+    origin: PromptTokens | None = None  # set once, at the first admission, for the counters
     num_cached_tokens: int | None = None  # set once, at the first admission
     num_indexed_blocks: int = 0  # leading blocks of block_table that were offered to the prefix cache
     num_lost_tokens: int = 0  # computed before the last preemption

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from batchgen.job.progress import Progress
 from batchgen.job.results import Results
 from batchgen.job.target import Target
 from batchgen.job.tokenise import TokenisedRows
+from batchgen.log import event
 from batchgen.models.attention import IMPLEMENTATION, make_backend
 from batchgen.models.device import available_memory, keep_freed_memory
 from batchgen.models.fuse import fuse
@@ -27,9 +29,12 @@ from batchgen.plan.groups import prefix_groups
 from batchgen.plan.plan import Plan
 from batchgen.plan.token_store import Positions
 from batchgen.sampling_params import SamplingParams
+from batchgen.stats.earlier import CommittedRows
 from batchgen.stats.report import PlannedFigures
 from batchgen.stats.stopwatch import Stopwatch
 from batchgen.stats.tables import GroupPrefix
+
+log = logging.getLogger("batchgen")
 
 
 class RowGroups:
@@ -83,11 +88,11 @@ class Generation:
                 if interrupt.is_requested:
                     break
 
-    def figures(self) -> PlannedFigures:
-        """What the plan says, for the report."""
+    def figures(self, earlier: CommittedRows) -> PlannedFigures:
+        """What the plans of all sessions say, for the report: each of its own rows."""
         return PlannedFigures(
-            num_unique_tokens=self.plan.num_unique_tokens,
-            hit_ceiling=self.plan.hit_ceiling,
+            num_unique_tokens=earlier.num_unique_tokens + self.plan.num_unique_tokens,
+            hit_ceiling=earlier.hit_ceiling + self.plan.hit_ceiling,
             ceilings=self.plan.ceilings,
             num_blocks=self.pool.num_blocks,
             pool_reason=self.pool.reason,
@@ -119,6 +124,8 @@ class Generation:
             draw_key=rows.draw_key(position),
             max_tokens=int(rows.max_tokens[position]),
             shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[place]),
+            hit_ceiling=int(plan.row_ceiling[place]),
+            num_unique_tokens=int(plan.row_unique[place]),
             num_seen_tokens=int(plan.seen[place]) if self.engine.scheduler.cache.enabled else 0,
             group=self.groups.of(position),
             end_token_ids=params.stop_token_ids | ends,
@@ -139,6 +146,7 @@ def prepare_generation(
         return None
     with watch.part("plan"):
         plan = plan_rows(job, target, rows, left)
+        log.info("%d rows planned", len(left), extra=event("plan", rows=len(left), hit_ceiling=plan.hit_ceiling))
     with watch.part("load"):
         model = load_weights(target.info, job.spec.model, target.device, IMPLEMENTATION)
         if target.attention == "cpu":
@@ -149,6 +157,9 @@ def prepare_generation(
     settings = _engine_settings(job, target, pool)
     backend = make_backend(target.attention)
     engine = assemble_engine(model, target.layers, backend, target.info.unused_token_ids, settings)
+    results.count_into(engine.stats)
+    ready = event("weights_loaded", device=str(target.device), blocks=pool.num_blocks)
+    log.info("the model is ready on %s, with %d KV blocks", target.device, pool.num_blocks, extra=ready)
     groups = RowGroups(plan, len(rows), job.spec.engine.block_size)
     outputs = Outputs(target.info.tokenizer, rows.places, token_ids=job.spec.output.token_ids)
     return Generation(target, rows, plan, groups, pool, engine, outputs)

@@ -5,6 +5,7 @@ launch.py    launch parameters from the committed table
 store.py     write K and V to slots
 attention.py the attention kernel over work items
 merge.py     joins the parts of a query
+uniform.py   Philox draws, the host's bit for bit
 backend.py   TritonBackend: the contract, step by step
 """
 

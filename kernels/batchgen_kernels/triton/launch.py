@@ -1,7 +1,8 @@
 """Launch parameters from the committed table; nothing is tuned while a job runs.
 
-`launch_table.json` is written by scripts/tune_kernels.py on a GPU. A row may leave keys out, which then match anything;
-the row that names most of a launch's keys wins, so one measured row stands before the broad ones chosen by hand.
+The rows of `launch_table.json` are chosen by hand; `measured` is null where no GPU has timed one. A row may leave keys
+out, which then match anything; the row that names most of a launch's keys wins, so one measured row stands before the
+broad ones.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def constants(arch: str) -> DeviceConstants:
 
 
 def _launch(key: LaunchKey, regime: str) -> Launch:
-    matching = [row for row in _table()["launches"] if _matches(row, key, regime)]
+    matching = [row for row in table_rows() if _matches(row, key, regime)]
     if not matching:
         raise LookupError(f"{TABLE_PATH.name} has no {regime} launch for {key}")
     best = max(matching, key=lambda row: (_generation(row["arch"]), len(row), -row["head_size"]))
@@ -99,6 +100,12 @@ def _matches(row: dict[str, Any], key: LaunchKey, regime: str) -> bool:
 
 def _generation(arch: str) -> int:
     return 0 if arch == INTERPRETER else int(arch.removeprefix("sm_"))
+
+
+def table_rows() -> list[dict[str, Any]]:
+    """The rows of the table as they are in its file."""
+    rows: list[dict[str, Any]] = _table()["launches"]
+    return rows
 
 
 @cache
