@@ -26,6 +26,7 @@ from batchgen.log import LogFormat, event, log_to_stderr
 log = logging.getLogger("batchgen")
 
 REFUSED, INTERRUPTED, BUG = 2, 130, 1
+DIFFERENT = 3  # as a run with bad rows: finished, and not all is well
 
 
 class _Group(click.Group):
@@ -194,6 +195,29 @@ def export(folder: str, to: Path, format: Literal["parquet", "jsonl"], job_file:
         click.echo(f"rows={export_job(load_job(job_file), output, to)}")
     else:
         click.echo(f"rows={export_committed(output, to, format)}")
+
+
+@main.command()
+@click.argument("folder", metavar="OUT")
+@click.option("--rows", type=click.IntRange(min=1), default=50, show_default=True, help="How many, evenly spread.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Instead of the run's own.")
+@click.option("--quiet", is_flag=True, help="No progress bar, and of the log only warnings.")
+@click.pass_context
+def verify(ctx: click.Context, folder: str, rows: int, dtype: str | None, quiet: bool) -> None:
+    """Run rows of a finished run again, each alone and cold, and compare them with what was written.
+
+    Nothing is written. Exits with 0 if all completions are the same or differ first where the model's two best logits
+    are closer than 0.001, with 3 if any differs elsewhere, with 2 if the run or its input cannot be used.
+
+    Example: batchgen verify out/monday --rows 50
+    """
+    log_to_stderr(logging.WARNING if quiet else logging.INFO)
+    from batchgen.job.verify import verify_run  # imports torch
+
+    verification = verify_run(folder, num_rows=rows, dtype=dtype, quiet=quiet)
+    for line in verification.lines():
+        click.echo(line)
+    ctx.exit(0 if verification.is_good else DIFFERENT)
 
 
 @main.command()

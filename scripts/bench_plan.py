@@ -46,7 +46,7 @@ class Figures:
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Time and peak memory of what is done inside."""
-        with _PeakMemory() as memory:
+        with PeakMemory() as memory:
             begin, cpu_begin = time.perf_counter(), time.process_time()
             yield
             self.seconds[name] = round(time.perf_counter() - begin, 3)
@@ -54,7 +54,7 @@ class Figures:
         self.rss_anon[name] = memory.peak
 
 
-class _PeakMemory(threading.Thread):
+class PeakMemory(threading.Thread):
     """The largest RssAnon of this process while it is entered, looked at every few milliseconds."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class _PeakMemory(threading.Thread):
         while not self._done.wait(0.005):
             self.peak = max(self.peak, rss_anon())
 
-    def __enter__(self) -> _PeakMemory:
+    def __enter__(self) -> PeakMemory:
         self.start()
         return self
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from batchgen.job.planning import fit_pool, plan_rows
 from batchgen.job.progress import Progress
 from batchgen.job.results import Results
 from batchgen.job.target import Target
-from batchgen.job.tokenise import TokenisedRows
+from batchgen.job.tokenise import BadRows, TokenisedRows
 from batchgen.log import event
 from batchgen.models.attention import IMPLEMENTATION, make_backend
 from batchgen.models.device import available_memory, keep_freed_memory
@@ -76,10 +78,11 @@ class Generation:
         However it ends, the rows that finished are committed. Raises Interrupted after the step in which a signal came.
         """
         num_done, stats = results.counts.num_done, self.engine.stats
+        results.count_into(stats)
         num_rows = num_done + len(self.plan.order)
         progress = Progress(num_rows, num_done, stats, self.pool.num_blocks, quiet=quiet)
         with interrupt.deferred(), results.committed_at_end(), progress:
-            for finished in self.engine.run(self._requests()):
+            for finished in self.engine.run(self.requests()):
                 num_done = results.counts.num_done
                 for request in finished:
                     results.add(self.outputs.of(request), request.params.n)
@@ -104,7 +107,7 @@ class Generation:
         num_tokens = self.groups.groups[group].num_blocks * self.engine.scheduler.cache.block_size
         return GroupPrefix(self.rows.row_indices[int(positions.min())], num_tokens)
 
-    def _requests(self) -> Iterator[Request]:
+    def requests(self) -> Iterator[Request]:
         """The first sample of every row in visiting order, with the others, made when the engine wants them."""
         for place, position in enumerate(self.plan.order):
             params = self.rows.sampling.params(position)
@@ -116,7 +119,8 @@ class Generation:
 
     def _request(self, place: int, params: SamplingParams, sample: int) -> Request:
         rows, plan, position = self.rows, self.plan, self.plan.order[place]
-        ends = frozenset() if params.ignore_eos else self.target.info.eos_token_ids
+        ends = params.stop_token_ids | (frozenset() if params.ignore_eos else self.target.info.eos_token_ids)
+        grammars, form = self.target.token_values.grammars, params.structured
         return Request(
             row_index=rows.row_indices[position],
             prompt_token_ids=rows.store[position],
@@ -128,14 +132,22 @@ class Generation:
             num_unique_tokens=int(plan.row_unique[place]),
             num_seen_tokens=int(plan.seen[place]) if self.engine.scheduler.cache.enabled else 0,
             group=self.groups.of(position),
-            end_token_ids=params.stop_token_ids | ends,
+            end_token_ids=ends,
             stop_condition=self.outputs.stop_condition(params),
+            constraint=None if form is None else grammars.constraint(form, ends),
             sample_index=sample,
         )
 
 
+class RowsToRun(BadRows, Protocol):
+    """Which rows are left to run, and where bad ones go."""
+
+    def left(self, row_indices: array[int]) -> Positions:
+        """Their places in `row_indices`."""
+
+
 def prepare_generation(
-    job: Job, target: Target, rows: TokenisedRows, results: Results, watch: Stopwatch
+    job: Job, target: Target, rows: TokenisedRows, results: RowsToRun, watch: Stopwatch
 ) -> Generation | None:
     """Plan the rows that are not committed and load the model; None, and no weight is read, when no row is left to run.
 
@@ -157,7 +169,6 @@ def prepare_generation(
     settings = _engine_settings(job, target, pool)
     backend = make_backend(target.attention)
     engine = assemble_engine(model, target.layers, backend, target.info.unused_token_ids, settings)
-    results.count_into(engine.stats)
     ready = event("weights_loaded", device=str(target.device), blocks=pool.num_blocks)
     log.info("the model is ready on %s, with %d KV blocks", target.device, pool.num_blocks, extra=ready)
     groups = RowGroups(plan, len(rows), job.spec.engine.block_size)

@@ -76,6 +76,10 @@ class Outputs:
         is_ended = token_ids[-1] in request.end_token_ids
         return self._detokenizer(request.params).decode(token_ids[:-1] if is_ended else token_ids)
 
+    def decode(self, request: Request, num_tokens: int) -> str:
+        """The text of the first tokens of a completion."""
+        return self._detokenizer(request.params).decode(request.output_token_ids[:num_tokens])
+
     def _prompt_logprobs(self, request: Request) -> list[Mapping[str, Any]] | None:
         """One entry a prompt token; nothing comes before the first, so nothing is known of it."""
         if request.params.prompt_logprobs is None or request.computes_whole_prompt:

@@ -33,16 +33,13 @@ class Target:
     info: ModelInfo
     layers: list[AttentionLayer]
     params: SamplingParams
+    token_values: TokenValues
     max_model_len: int
     max_num_seqs: int
     max_batched_tokens: int
     attention: str
     rope_factors: str | None  # "short" | "long" of a LongRoPE model, chosen by max_model_len
     settings: list[Setting]  # what the job file left open, with sources
-
-    @property
-    def token_values(self) -> TokenValues:
-        return TokenValues(self.info.tokenizer, self.info.vocab_size)
 
     def with_seed(self, seed: int) -> Target:
         """The same with the seed that an earlier session drew."""
@@ -56,7 +53,8 @@ def inspect_target(job: Job) -> Target:
     device = choose_device(spec.engine.device)
     info = inspect_model(spec.model, device)
     layers = probe_attention(build_meta_model(info, IMPLEMENTATION))
-    params, settings = resolve_sampling(job, info.generation_config, TokenValues(info.tokenizer, info.vocab_size))
+    token_values = TokenValues(info.tokenizer, info.vocab_size)
+    params, settings = resolve_sampling(job, info.generation_config, token_values)
     max_model_len = _max_model_len(job, info)
     rope = fix_longrope(info.config, max_model_len)
     if rope.factors:
@@ -82,6 +80,7 @@ def inspect_target(job: Job) -> Target:
         info=replace(info, config=rope.config),
         layers=layers,
         params=params,
+        token_values=token_values,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_batched_tokens=max_batched_tokens,

@@ -180,7 +180,8 @@ DENSE: Mapping[str, Family] = {
                        (LATENT_TRAIT,), seed=7),
     "youtu": Family("Youtu", {**LATENT, "tie_word_embeddings": True}, {}, (LATENT_TRAIT, "tied embeddings")),
     "modernbert-decoder": Family(
-        "ModernBERT decoder", {"layer_types": ["sliding_attention", "full_attention"], "local_attention": 32},
+        "ModernBERT decoder", {"layer_types": ["sliding_attention", "full_attention"], "local_attention": 32,
+         "cls_token_id": 3, "sep_token_id": 4},
         {"sliding window on one of two layers": {"local_attention": 400}}, ("tied embeddings",), std=0.5,
     ),
 }

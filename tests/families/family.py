@@ -40,8 +40,8 @@ def rotary(part: float = 1.0, theta: float = 1e4) -> Settings:
 
 
 def stretched(rope_type: str, **settings: Any) -> Settings:
-    """Rotary positions stretched four times from 32 tokens."""
-    fixed = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+    """Rotary positions stretched eight times from 32 tokens."""
+    fixed = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32}
     return {"rope_parameters": {**fixed, **settings}}
 
 

@@ -12,15 +12,14 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from batchgen.errors import ModelError
+from batchgen.models.support import refuse_unsupported
 from tests.families.dense import DENSE
 from tests.families.experts import EXPERTS
 from tests.families.family import Family, Settings
 from tests.tiny_models import VOCAB_SIZE
 
 FAMILIES: Mapping[str, Family] = {**DENSE, **EXPERTS}  # by transformers' model_type
-
-# Those that the installed transformers knows.
-AVAILABLE = [model_type for model_type in FAMILIES if model_type in CONFIG_MAPPING]
 
 _OLD_SIZES: Settings = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
 _SIZES: Settings = {
@@ -75,3 +74,17 @@ def _build(config: PreTrainedConfig) -> PreTrainedModel:
         config, dtype=torch.float32, attn_implementation="eager"
     )
     return model.eval()  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _is_available(model_type: str) -> bool:
+    """Whether the installed transformers knows the family, and its attention can be replaced there."""
+    if model_type not in CONFIG_MAPPING:
+        return False
+    try:
+        refuse_unsupported(tiny_config(model_type), allow_untested=True)
+    except ModelError:
+        return False
+    return True
+
+
+AVAILABLE = [model_type for model_type in FAMILIES if _is_available(model_type)]
