@@ -76,7 +76,7 @@ def constants(arch: str) -> DeviceConstants:
 
 
 def _launch(key: LaunchKey, regime: str) -> Launch:
-    matching = [row for row in _table()["launches"] if _matches(row, key, regime)]
+    matching = [row for row in table_rows() if _matches(row, key, regime)]
     if not matching:
         raise LookupError(f"{TABLE_PATH.name} has no {regime} launch for {key}")
     best = max(matching, key=lambda row: (_generation(row["arch"]), len(row), -row["head_size"]))
@@ -99,6 +99,12 @@ def _matches(row: dict[str, Any], key: LaunchKey, regime: str) -> bool:
 
 def _generation(arch: str) -> int:
     return 0 if arch == INTERPRETER else int(arch.removeprefix("sm_"))
+
+
+def table_rows() -> list[dict[str, Any]]:
+    """The rows of the table as they are in its file."""
+    rows: list[dict[str, Any]] = _table()["launches"]
+    return rows
 
 
 @cache
