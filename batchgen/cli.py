@@ -14,7 +14,7 @@ import logging
 import math
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -67,13 +67,14 @@ def main() -> None:
 @main.command()
 @click.argument("job_file", metavar="JOB.yaml", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override one key of the job file.")
+@click.option("--only", type=click.Choice(["failed"]), help="Run the rows again that failed, also of a finished run.")
 @click.option("--quiet", is_flag=True, help="No progress bar, and of the log only warnings.")
 @click.pass_context
-def run(ctx: click.Context, job_file: Path, overrides: tuple[str, ...], quiet: bool) -> None:
+def run(ctx: click.Context, job_file: Path, overrides: tuple[str, ...], only: str | None, quiet: bool) -> None:
     """Run a job: the whole file is checked first, then the model is loaded.
 
-    Exits with 0 if every row is good, 3 if some failed, 2 if the job, its input or its model was refused. After
-    SIGINT or SIGTERM the finished rows are kept, and the exit code is 130 or 143.
+    Exits with 0 if every row is good, 3 if some failed (also when the job was complete already), 2 if the job, its
+    input or its model was refused. After SIGINT or SIGTERM the finished rows are kept, and the exit code is 130 or 143.
 
     Example: batchgen run jobs/quickstart.yaml --set sampling.seed=1 --set input.limit=100
     """
@@ -84,15 +85,15 @@ def run(ctx: click.Context, job_file: Path, overrides: tuple[str, ...], quiet: b
         job = load_job(job_file, overrides)
         from batchgen.job.run import run_job  # imports torch, so only after the job file is known to be good
 
-        report = run_job(job, quiet=quiet, interrupt=interrupt)
+        report = run_job(job, quiet=quiet, interrupt=interrupt, only_failed=only == "failed")
     click.echo(report.table())
     click.echo(report.summary())
     ctx.exit(report.exit_code)
 
 
 @main.command()
-@click.argument("folders", metavar="OUT...", nargs=-1, required=True, type=click.Path(path_type=Path))
-def report(folders: tuple[Path, ...]) -> None:
+@click.argument("folders", metavar="OUT...", nargs=-1, required=True)
+def report(folders: tuple[str, ...]) -> None:
     """Show the report of a finished run again, or compare the reports of several.
 
     OUT is the output folder of a run. Of one folder the table is printed and report.html is made anew; of several the
@@ -102,14 +103,15 @@ def report(folders: tuple[Path, ...]) -> None:
     """
     _log_to_stderr(logging.INFO)
     from batchgen.io.folder import OutputFolder
+    from batchgen.io.remote import locate
     from batchgen.stats.artifact import read_artifact, read_report
     from batchgen.stats.compare import compare
     from batchgen.stats.page import render_page
 
     if len(folders) > 1:
-        click.echo(compare({str(folder): read_report(folder) for folder in folders}))
+        click.echo(compare({folder: read_report(locate(folder)) for folder in folders}))
         return
-    artifact = read_artifact(folders[0])
+    artifact = read_artifact(locate(folders[0]))
     click.echo(artifact.report.table())
     click.echo(artifact.report.summary())
     OutputFolder(folders[0]).write_text("report.html", render_page(artifact))
@@ -148,8 +150,8 @@ def plan(
 
 
 @main.command()
-@click.argument("folder", metavar="OUT", type=click.Path(path_type=Path))
-def status(folder: Path) -> None:
+@click.argument("folder", metavar="OUT")
+def status(folder: str) -> None:
     """Show how far the run in an output folder is: finished, running, or stopped, and its rows so far.
 
     Example: batchgen status out/monday
@@ -160,23 +162,34 @@ def status(folder: Path) -> None:
 
     output = OutputFolder(folder)
     is_finished = output.success.exists()
-    click.echo(f"finished\n{read_report(folder).summary()}" if is_finished else describe_unfinished(output))
+    click.echo(f"finished\n{read_report(output.path).summary()}" if is_finished else describe_unfinished(output))
 
 
 @main.command()
-@click.argument("folder", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="OUT")
 @click.option("--to", required=True, metavar="FOLDER", type=click.Path(path_type=Path), help="A new or empty folder.")
-def export(folder: Path, to: Path) -> None:
-    """Write the committed rows of an unfinished run as Parquet, by row_index, also while it runs.
+@click.option("--format", type=click.Choice(["parquet", "jsonl"]), default="parquet", help="Without --job.")
+@click.option(
+    "--job", "job_file", metavar="JOB.yaml", type=click.Path(path_type=Path), help="With its input's columns."
+)
+def export(folder: str, to: Path, format: Literal["parquet", "jsonl"], job_file: Path | None) -> None:
+    """Write the committed rows of an unfinished run, also while it runs.
 
-    The columns are row_index (0 is the first row of the input) and those that batchgen adds, without the input's own.
+    The columns are row_index (0 is the first row of the input) and those that batchgen adds. With the run's job file
+    they are those of a finished run, in its format: the input's own, which must be as it was, and batchgen's.
 
-    Example: batchgen export out/monday --to partial/monday
+    Example: batchgen export out/monday --to partial/monday --job jobs/monday.yaml
     """
     from batchgen.io.folder import OutputFolder
     from batchgen.io.unfinished import export_committed
+    from batchgen.job.export import export_job
+    from batchgen.job.load import load_job
 
-    click.echo(f"rows={export_committed(OutputFolder(folder), to)}")
+    output = OutputFolder(folder)
+    if job_file is not None:
+        click.echo(f"rows={export_job(load_job(job_file), output, to)}")
+    else:
+        click.echo(f"rows={export_committed(output, to, format)}")
 
 
 @main.command()

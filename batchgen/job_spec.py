@@ -7,7 +7,7 @@ give are None here when the job file does not set them (`job/resolve.py` fills t
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -24,12 +24,20 @@ from pydantic import (
 
 # Names of a union's branches. They appear in pydantic's error locations, where `job/problems.py` leaves them out.
 TEXT_BRANCH, LIST_BRANCH = "<text>", "<list>"
+MAX_LOGPROBS = 1000  # of one token; all of a vocabulary would be more data than any job's text
 DEVICE_PATTERN = r"auto|cpu|cuda(:[0-9]+)?"
 
 
 def _as_list(value: Any) -> Any:
     """One text is a list of one, never a list of letters; null is none."""
     return [] if value is None else [value] if isinstance(value, str) else value
+
+
+def _as_mapping(value: Any) -> Any:
+    """null is none; a token id that came as a number is the text that every other file format has for a key."""
+    if value is None:
+        return {}
+    return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 def _text_or_list(value: Any) -> str:
@@ -53,6 +61,9 @@ TextOrList = Annotated[
     Discriminator(_text_or_list),
 ]
 Texts = Annotated[Sequence[Text], BeforeValidator(_as_list, json_schema_input_type=Text | list[Text] | None), Frozen]
+Bias = Annotated[Number, Field(ge=-100, le=100)]
+Penalty = Annotated[Number, Field(ge=-2, le=2)]
+NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 Device = Annotated[
     str, AfterValidator(_known_device), WithJsonSchema({"type": "string", "pattern": f"^({DEVICE_PATTERN})$"})
 ]
@@ -78,7 +89,7 @@ class InputSpec(_Section):
     """Which rows, and which of their columns make the prompt."""
 
     path: TextOrList = Field(
-        description="file, folder, glob, or a list of them; Parquet, or JSON lines, also as .gz or .zst"
+        description="file, folder, glob, URL, or a list of them; Parquet, or JSON lines, also as .gz or .zst"
     )
     format: Literal["auto", "parquet", "jsonl"] = Field("auto", description="auto: by file name, less .gz or .zst")
     id: Text | None = Field(None, description="column with the row's id; draws depend on it instead of the position")
@@ -88,6 +99,9 @@ class InputSpec(_Section):
     text: Text | None = Field(None, description="column with raw text, no chat template")
     token_ids: Text | None = Field(None, description="column with a list of token ids, used as they are")
     template: Text | None = Field(None, description="sandboxed Jinja over the row's columns that makes the user turn")
+    sampling: Text | None = Field(
+        None, description="column with a row's own values for keys of `sampling`: a struct, or an object as JSON text"
+    )
     limit: Annotated[int, Field(ge=0)] | None = Field(None, description="read only the first rows")
 
     @model_validator(mode="after")
@@ -109,20 +123,35 @@ class SamplingSpec(_Section):
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = Field(None, description="1.0: off (built-in)")
     top_k: Count | None = Field(None, description="0: off (built-in)")
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = Field(None, description="0.0: off (built-in)")
+    repetition_penalty: Annotated[Number, Field(gt=0, le=1000)] | None = Field(
+        None, description="above 1: tokens of prompt and completion become less likely; 1.0: off (built-in)"
+    )
+    presence_penalty: Penalty = Field(0.0, description="taken from the logit of every token the completion has")
+    frequency_penalty: Penalty = Field(0.0, description="the same, for every time that it has it")
+    logit_bias: Annotated[Mapping[str, Bias], BeforeValidator(_as_mapping)] = Field(
+        {}, description="token id, or text that is one token -> what is added to its logit; -100 forbids it"
+    )
+    bad_words: Texts = Field((), description="texts that a completion never has")
+    n: PositiveCount = Field(1, description="samples of every row; they share its prompt")
     max_tokens: PositiveCount | None = Field(None, description="null: up to the context limit")
+    min_tokens: Count = Field(0, description="no stop of any kind counts before so many tokens")
     stop: Texts = Field((), description="text, or a list of texts, that ends a completion")
     stop_token_ids: Annotated[Sequence[Count], Frozen] = Field((), description="token ids that end a completion")
     ignore_eos: bool = Field(False, description="go on after the model's end tokens")
+    skip_special_tokens: bool = Field(True, description="leave special tokens out of completions")
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(None, description="null: a fresh one, recorded")
+    logprobs: NumTop | None = Field(None, description="log-probabilities of each token, and of this many best ones")
+    prompt_logprobs: NumTop | None = Field(None, description="the same for the prompt's tokens")
 
 
 class OutputSpec(_Section):
     """Where the answers go."""
 
-    path: Text = Field(description="a folder")
+    path: Text = Field(description="a folder, or a URL of one such as s3://bucket/folder")
     format: Literal["parquet", "jsonl"] = Field("parquet", description="of the part files in completions/")
     overwrite: bool = Field(False, description="replace an earlier run in that folder")
     prefix: str = Field("", description="put before the name of every added column, for example gen_")
+    token_ids: bool = Field(False, description="add a column with the token ids of each completion")
 
 
 class EngineSpec(_Section):

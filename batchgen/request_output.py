@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class FinishReason(StrEnum):
@@ -30,3 +32,7 @@ class RequestOutput:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None  # prompt tokens whose KV was reused at the first admission
+    # Only where asked for; a mapping a token with the fields of `io/schema.py`.
+    completion_token_ids: Sequence[int] | None = None
+    logprobs: Sequence[Mapping[str, Any]] | None = None
+    prompt_logprobs: Sequence[Mapping[str, Any]] | None = None

@@ -9,22 +9,38 @@ MIN_TEMPERATURE = 1e-6  # below this the best token is all there is, and float32
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Resolved sampling values; nothing here is optional any more but `max_tokens`.
+    """Resolved sampling values of a row; every field is a key of a job's `sampling`, with words as token ids.
 
-    `max_tokens` None means: up to the context limit. `seed` is the job's seed; the draws of a row also depend on its
-    key, so that two rows with one seed differ (`engine/sampler.py`).
+    Hashable, so that rows with equal values share one object. docs/sampling.md has the definitions; `max_tokens` None
+    means: up to the context limit. `seed` is the job's seed; the draws of a row also depend on its key, so that two
+    rows with one seed differ (`engine/sampler.py`).
     """
 
     temperature: float = 0.0  # 0: greedy
     top_p: float = 1.0  # 1.0: off
     top_k: int = 0  # 0: off
     min_p: float = 0.0  # 0.0: off
+    repetition_penalty: float = 1.0  # 1.0: off
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
+    bad_words: tuple[tuple[int, ...], ...] = ()  # the last of each is forbidden behind the others
+    n: int = 1  # samples of every row
     max_tokens: int | None = None
+    min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()  # from the job file; end tokens of the model are kept apart
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     seed: int = 0
+    logprobs: int | None = None  # how many of the best tokens beside the chosen one
+    prompt_logprobs: int | None = None
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature < MIN_TEMPERATURE
+
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens that were there before become more or less likely."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0

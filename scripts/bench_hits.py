@@ -19,8 +19,9 @@ import click
 
 from batchgen.engine.assemble import EngineSettings, make_scheduler
 from batchgen.engine.engine import Engine
+from batchgen.engine.outcome import Outcome, Sampled
 from batchgen.engine.request import Request
-from batchgen.engine.scheduler import SchedulerOutput
+from batchgen.engine.step import SchedulerOutput
 from batchgen.io.readers import open_input
 from batchgen.job.load import Job, load_job
 from batchgen.job.target import Target, inspect_target
@@ -40,8 +41,8 @@ class NoBadRows:
 class StandIn:
     """Answers every sampled chunk with token 0."""
 
-    def run(self, step: SchedulerOutput) -> Sequence[int | str]:
-        return [0 for chunk in step.chunks if chunk.is_sampled]
+    def run(self, step: SchedulerOutput) -> Sequence[Outcome]:
+        return [Sampled(0)] * len(step.sampled_requests)
 
 
 def drive(rows: TokenisedRows, plan: Plan, target: Target, block_size: int, num_blocks: int) -> RunStats:
@@ -107,6 +108,8 @@ def main(job_file: Path, overrides: tuple[str, ...]) -> None:
             stats = drive(rows, plan, target, block_size, num_blocks)
             results[order] = {
                 "hit_tokens": stats.prompt.hit,
+                "copied_tokens": stats.prompt.copied,
+                "computed_prompt_tokens": stats.prompt.total - stats.prompt.found,
                 "hit_rate": stats.hit_rate,
                 "hit_efficiency": stats.prompt.hit / plan.hit_ceiling if plan.hit_ceiling else 1.0,
                 "misses": stats.prompt.misses,

@@ -66,7 +66,7 @@ class FakeRun:
         self.outcome: Report | BaseException = Report()
         self.calls: list[tuple[Any, bool]] = []
 
-    def __call__(self, job: Any, *, quiet: bool, interrupt: Interrupt) -> Report:
+    def __call__(self, job: Any, *, quiet: bool, interrupt: Interrupt, only_failed: bool) -> Report:
         self.calls.append((job, quiet))
         if isinstance(self.outcome, BaseException):
             raise self.outcome
@@ -237,7 +237,7 @@ def finished(tmp_path: Path) -> Path:
     folder.begin("{}")
     write_report(folder, run_script(["aaaab", "aaaac"]).artifact())
     folder.mark_success()
-    return folder.path
+    return tmp_path / "out"
 
 
 def test_report_prints_the_table_and_makes_the_page_anew(finished: Path) -> None:

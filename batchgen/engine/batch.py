@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from batchgen.engine.request import Request
-from batchgen.engine.scheduler import ScheduledChunk
+from batchgen.engine.step import ScheduledChunk
 from batchgen.models.attention import AttentionStep, BlockGroup
 from batchgen.plan.groups import prefix_groups
 
@@ -22,8 +21,10 @@ class Batch:
 
     input_ids: Tensor  # [1, T]
     position_ids: Tensor  # [1, T]
-    sampled: Tensor  # [S] places in T whose logits give a token
-    sampled_requests: list[Request]  # S
+    logits_at: Tensor  # [S + P] places in T whose logits are wanted: S give tokens, then P that score the prompt's own
+    draws: Tensor  # [D] which of the S each token is drawn from: several of them for the samples of one prompt
+    num_sampled: int  # S
+    scored: list[ScheduledChunk]  # those with prompt tokens to score, P in all
     attention: AttentionStep
 
 
@@ -37,7 +38,10 @@ def make_batch(chunks: Sequence[ScheduledChunk], block_size: int, device: torch.
     tables = _block_tables(chunks)
     slots = tables[rows, positions // block_size] * block_size + positions % block_size
     token_ids = [token for chunk in chunks for token in chunk.request.token_ids(chunk.start, chunk.stop)]
-    sampled = [row for row, chunk in enumerate(chunks) if chunk.is_sampled]
+    sampled = [row for row, chunk in enumerate(chunks) if chunk.samples]
+    scored = [row for row, chunk in enumerate(chunks) if chunk.scored]
+    # position in the row -> place in the step
+    places = [np.array(chunks[row].scored) - int(starts[row]) + int(ends[row] - sizes[row]) for row in scored]
 
     def put(array: npt.ArrayLike) -> Tensor:
         return torch.from_numpy(np.asarray(array, np.int64)).to(device)
@@ -45,8 +49,10 @@ def make_batch(chunks: Sequence[ScheduledChunk], block_size: int, device: torch.
     return Batch(
         input_ids=put(token_ids)[None],
         position_ids=put(positions)[None],
-        sampled=put(ends[sampled] - 1),
-        sampled_requests=[chunks[row].request for row in sampled],
+        logits_at=put(np.concatenate([ends[sampled] - 1, *places])),
+        draws=put(np.repeat(np.arange(len(sampled)), [len(chunks[row].samples) for row in sampled])),
+        num_sampled=len(sampled),
+        scored=[chunks[row] for row in scored],
         attention=AttentionStep(
             slot_mapping=put(slots),
             block_tables=put(tables),

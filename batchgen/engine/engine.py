@@ -6,16 +6,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from batchgen.engine.observer import Observer
+from batchgen.engine.outcome import Outcome
 from batchgen.engine.request import Request
-from batchgen.engine.scheduler import Scheduler, SchedulerOutput
+from batchgen.engine.scheduler import Scheduler
+from batchgen.engine.step import SchedulerOutput
 from batchgen.stats.counters import RunStats
 
 
 class Runner(Protocol):
     """Computes a step; `ModelRunner` with a real model."""
 
-    def run(self, step: SchedulerOutput) -> Sequence[int | str]:
-        """For every sampled chunk in order: the next token id, or the error that ends the row."""
+    def run(self, step: SchedulerOutput) -> Sequence[Outcome]:
+        """For every sampled request in order: the next token, or the error that ends it."""
 
 
 class Engine:

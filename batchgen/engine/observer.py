@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 
 from batchgen.engine.request import Request
-from batchgen.engine.scheduler import Admission, Scheduler, SchedulerOutput
+from batchgen.engine.scheduler import Scheduler
+from batchgen.engine.step import Admission, SchedulerOutput
 from batchgen.stats.counters import RunStats
 from batchgen.stats.prompt_tokens import origin_of_prompt
 from batchgen.stats.slowest_rows import RowTime
@@ -39,29 +40,32 @@ class Observer:
         """These requests ended."""
         now = time.perf_counter() - self._begin
         for request in finished:
-            assert request.admitted_at is not None
-            row = RowTime(now - request.admitted_at, request.row_index, len(request.output_token_ids))
+            # A later sample may end with the step that computes its prompt, before it ran itself.
+            seconds = 0.0 if request.admitted_at is None else now - request.admitted_at
+            row = RowTime(seconds, request.row_index, len(request.output_token_ids))
             self.stats.observe_end(row, request.group, now)
 
     def _observe_admission(self, admission: Admission) -> None:
         request, num_matched = admission.request, admission.num_matched_tokens
-        if request.admitted_at is not None:
+        if request.admitted_at is None:
+            request.admitted_at = self._step_begin - self._begin
+        if not admission.is_first:
             self.stats.observe_recompute(admission.num_recomputed_tokens)
             return
-        request.admitted_at = self._step_begin - self._begin
         origin = origin_of_prompt(
             request.num_prompt_tokens,
             self._scheduler.cache.block_size,
             num_matched=num_matched,
+            num_copied=admission.num_copied_tokens,
             num_seen=num_matched if request.num_seen_tokens is None else request.num_seen_tokens,
             has_evicted=self._scheduler.cache.num_evictions > 0,
+            is_scored=request.params.prompt_logprobs is not None,
         )
         self.stats.observe_prompt(origin, request.group)
 
     def _observe_step(self, step: SchedulerOutput) -> None:
         cache, running = self._scheduler.cache, self._scheduler.running
-        num_logical = sum(len(request.block_table) for request in running)
-        num_computed = sum(request.num_computed_tokens for request in running)
+        holders = [request for request in (*running, *self._scheduler.waiting) if request.block_table]
         num_prefill = sum(min(c.stop, c.request.num_prompt_tokens) - c.start for c in step.chunks if c.is_prefill)
         now = time.perf_counter()
         self.stats.observe_step(
@@ -71,13 +75,13 @@ class Observer:
                 num_waiting=len(self._scheduler.waiting),
                 num_prefill_tokens=num_prefill,
                 num_decode_tokens=step.num_tokens - num_prefill,
-                num_sampled_tokens=sum(chunk.is_sampled for chunk in step.chunks),
+                num_sampled_tokens=len(step.sampled_requests),
                 num_used_blocks=cache.pool.num_used,
-                num_logical_blocks=num_logical,
+                num_logical_blocks=sum(len(request.block_table) for request in holders),
+                num_stored_tokens=sum(request.num_computed_tokens for request in running),
                 num_idle_blocks=cache.pool.num_idle,
                 num_free_blocks=cache.pool.num_free,
-                # A block that is not full has one holder, so empty slots can be counted row by row.
-                num_empty_slots=num_logical * cache.block_size - num_computed,
+                num_empty_slots=sum(_empty_slots(holders, cache.block_size).values()),
                 num_preempted=len(step.preempted),
                 waits_for_blocks=step.waits_for_blocks,
                 waits_for_reservation=step.waits_for_reservation,
@@ -91,3 +95,8 @@ class Observer:
         """Waiting rows for which `max_num_seqs` leaves room and the pool does not."""
         room = self._scheduler.max_num_seqs - len(self._scheduler.running)
         return min(len(self._scheduler.waiting), room) if step.waits_for_blocks else 0
+
+
+def _empty_slots(holders: Sequence[Request], block_size: int) -> dict[int, int]:
+    """Empty slots by block. Only a last block has any; samples that hold the same one fill it alike."""
+    return {request.block_table[-1]: -request.num_computed_tokens % block_size for request in holders}

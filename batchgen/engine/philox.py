@@ -1,6 +1,16 @@
 """Philox 4x32-10, a counter-based random generator: the draw of (key, counter) needs no state and no order.
 
 Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011. Tested against the authors' known answers.
+
+Any other implementation of a draw must map it thus (words are 32 bits, word 0 the lowest):
+
+    key 0, 1              low and high word of the row's 64-bit draw key (`draw_key`)
+    counter 0, 1, 2, 3    token position (tokens the completion has before this one), sample index, 0, 0
+    result words r0, r1   the 53-bit integer b = (r0 << 21) ^ (r1 >> 11); r2 and r3 are not used
+    uniform               b * 2**-53 in float64, in [0, 1)
+
+A token is the first one whose cumulative probability, in float64 and in the order of token ids, exceeds
+uniform * total (`sampler.py`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """PrefixCache: which block holds which prompt tokens, and which blocks are kept for rows to come.
 
+Full blocks are shared. Where a row shares only the beginning of a block with another one, it copies that block (full,
+or the last one of a prompt) and computes the rest.
+
 Knows token ids and block ids; decides what is shared, what is kept and what is evicted. Knows no request and no tensor.
 
 A block's identity is (parent block, its token ids), exact and never a hash alone. The parent's block id can stand for
@@ -8,14 +11,18 @@ and whoever holds a block holds its parents).
 
 What is kept is decided by the visiting order (`plan/order.py`): when a row is admitted, its blocks deeper than what it
 shares with the next row have no later row (`keep_only`), and go as soon as nobody holds them. So the idle blocks are
-the next row's path and nothing else. Without a known order all are kept and the least recently used goes first.
+the next row's path and nothing else; a block at its end that the next row shares half of waits until that row has come
+and copied it. Without a known order all full blocks are kept and the least recently used goes first.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
 
 from batchgen.engine.block_pool import BlockPool
 from batchgen.plan.token_store import TokenIds
@@ -23,13 +30,20 @@ from batchgen.plan.token_store import TokenIds
 
 @dataclass(slots=True)
 class CachedBlock:
-    """An indexed block: a node of the prefix tree."""
+    """An indexed block: a node of the prefix tree, a leaf where its tokens do not fill it."""
 
     parent: int | None
     tokens: bytes
     depth: int  # blocks before it
     has_later_row: bool
-    num_children: int = 0
+    children: dict[int, None] = field(default_factory=dict)  # in the order they came
+
+
+class HalfMatch(NamedTuple):
+    """A block that begins with the tokens wanted."""
+
+    block_id: int
+    num_tokens: int
 
 
 class PrefixCache:
@@ -46,6 +60,9 @@ class PrefixCache:
         self.num_evictions = 0
         self._block_ids: dict[tuple[int | None, bytes], int] = {}
         self._blocks: dict[int, CachedBlock] = {}
+        self._roots: dict[int, None] = {}  # the children of no block
+        self._new: set[int] = set()  # indexed in this step, so not computed before it
+        self._awaits_copy: int | None = None  # kept only until the next row has copied its beginning
         # (eviction key, block): the smallest key goes first. Entries of blocks no longer idle are skipped lazily.
         self._idle_heap: list[tuple[tuple[int, int], int]] = []
         self._idle_key: dict[int, tuple[int, int]] = {}
@@ -68,6 +85,23 @@ class PrefixCache:
             parent = block_id
         return chain
 
+    def begin_step(self) -> None:
+        """What was indexed so far is computed now."""
+        self._new.clear()
+
+    def half_match(self, parent: int | None, token_ids: TokenIds) -> HalfMatch | None:
+        """The block behind `parent` that came last and is computed, if it begins as `token_ids` do. Changes nothing.
+
+        In depth-first order no other has more in common with the row that is next.
+        """
+        siblings = self._siblings(parent)
+        source = next((block_id for block_id in reversed(siblings) if block_id not in self._new), None)
+        if source is None:
+            return None
+        tokens = np.frombuffer(self._blocks[source].tokens, token_ids.dtype)[: len(token_ids)]
+        num_equal = int(np.cumprod(tokens == token_ids[: len(tokens)]).sum())
+        return HalfMatch(source, num_equal) if num_equal else None
+
     def is_idle(self, block_id: int) -> bool:
         return block_id in self._idle_key
 
@@ -83,27 +117,43 @@ class PrefixCache:
             self._idle_key.pop(block_id, None)
             self.pool.acquire(block_id)
 
-    def insert(self, block_id: int, parent: int | None, tokens: bytes, *, has_later_row: bool) -> bool:
-        """Index a block that a request holds. False, and nothing changes, if its tokens are indexed already."""
-        if not self.enabled or (parent, tokens) in self._block_ids:
+    def insert(self, block_id: int, parent: int | None, tokens: bytes, *, num_kept: int) -> bool:
+        """Index a block that a request holds.
+
+        False, and nothing changes, if its tokens are indexed already, or if its parent was refused for that reason.
+        `tokens` are those of the prompt, at most a block full; a row to come has the first `num_kept` of them.
+        """
+        is_known = (parent, tokens) in self._block_ids or (parent is not None and parent not in self._blocks)
+        if not self.enabled or is_known:
             return False
-        depth = 0
-        if parent is not None:
-            self._blocks[parent].num_children += 1
-            depth = self._blocks[parent].depth + 1
+        depth = 0 if parent is None else self._blocks[parent].depth + 1
+        self._siblings(parent)[block_id] = None
         self._block_ids[parent, tokens] = block_id
-        self._blocks[block_id] = CachedBlock(parent, tokens, depth, has_later_row)
+        self._blocks[block_id] = CachedBlock(parent, tokens, depth, has_later_row=num_kept > 0)
+        self._new.add(block_id)
+        if 0 < num_kept < self.block_size:
+            assert self._awaits_copy is None, "two blocks end what the next row shares"
+            self._awaits_copy = block_id
         return True
 
-    def keep_only(self, chain: Sequence[int], num_kept: int) -> None:
-        """A row to come has the first `num_kept` blocks of this matched chain, none has the others.
+    def _siblings(self, parent: int | None) -> dict[int, None]:
+        return self._roots if parent is None else self._blocks[parent].children
 
-        Idle ones of the others are freed at once. The first are marked again: a row that came after this one and gave
-        its blocks back may have marked them already.
+    def keep_only(self, chain: Sequence[int], num_tokens: int) -> None:
+        """The row that comes now matched this chain, and the next one has its first `num_tokens` tokens.
+
+        Idle blocks of the chain that begin behind those are freed at once, and so is one that this row was to copy
+        from. The first are marked again: a row that came after this one and gave its blocks back may have marked them.
         """
+        num_kept = -(-num_tokens // self.block_size)
+        dead = list(chain[num_kept:])
+        if self._awaits_copy is not None and self._awaits_copy not in chain:
+            dead.append(self._awaits_copy)
+        ends_half = num_tokens % self.block_size > 0 and num_kept <= len(chain)
+        self._awaits_copy = chain[num_kept - 1] if ends_half else None
         for block_id in chain[:num_kept]:
             self._blocks[block_id].has_later_row = True
-        for block_id in reversed(chain[num_kept:]):
+        for block_id in reversed(dead):
             self._blocks[block_id].has_later_row = False
             if self.is_idle(block_id):
                 self._drop(block_id)
@@ -141,23 +191,24 @@ class PrefixCache:
         """Take a block that nobody holds out of the index, if it is there, and free it."""
         block = self._blocks.pop(block_id, None)
         if block is not None:
-            assert block.num_children == 0, "a block left the index before its children"
+            assert not block.children, "a block left the index before its children"
             del self._block_ids[block.parent, block.tokens]
-            if block.parent is not None:
-                self._blocks[block.parent].num_children -= 1
+            del self._siblings(block.parent)[block_id]
+        if self._awaits_copy == block_id:
+            self._awaits_copy = None
         self._idle_key.pop(block_id, None)
         self.pool.free(block_id)
 
     def check_integrity(self, block_tables: Sequence[Sequence[int]]) -> None:
         """Every invariant of pool and index, from scratch."""
         self.pool.check_integrity(block_tables, self._idle_key)
-        children = dict.fromkeys(self._blocks, 0)
         for block_id, block in self._blocks.items():
             assert self._block_ids[block.parent, block.tokens] == block_id
+            assert block_id in self._siblings(block.parent)
             if block.parent is not None:
                 assert block.depth == self._blocks[block.parent].depth + 1
-                children[block.parent] += 1
         assert len(self._block_ids) == len(self._blocks)
-        assert children == {block_id: block.num_children for block_id, block in self._blocks.items()}
+        assert len(self._roots) + sum(len(block.children) for block in self._blocks.values()) == len(self._blocks)
+        assert self._awaits_copy is None or self._blocks[self._awaits_copy].has_later_row
         for block_id in self._idle_key:
             assert self._blocks[block_id].has_later_row, "a dead block is kept idle"

@@ -1,11 +1,13 @@
-"""Request: one prompt being generated. Knows token ids and counts; knows no text, no tensors and no other request."""
+"""Request: one sample of a row being generated. Knows token ids and counts; knows no text and no tensors."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
+from batchgen.engine.outcome import Sampled, TokenLogprobs
 from batchgen.plan.token_store import TokenIds
 from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
@@ -29,7 +31,7 @@ class StopCondition(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One prompt and its growing completion.
+    """A prompt and one growing completion of it.
 
     Invariant: the KV of tokens `[0, num_computed_tokens)` is in the blocks of `block_table` (or will be at the end of
     the step being run); `block_table` is append-only until the request is preempted or finished.
@@ -47,11 +49,15 @@ class Request:
     end_token_ids: frozenset[int] = frozenset()  # any of these ends the completion and is no part of its text
     stop_condition: StopCondition | None = None
     sample_index: int = 0
+    # The other samples of the row, on the first one until its prompt is computed: they begin from there.
+    later_samples: Sequence[Request] = ()
 
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     error: str | None = None
     output_token_ids: list[int] = field(default_factory=list)
+    output_logprobs: list[TokenLogprobs] = field(default_factory=list)  # one a token where params.logprobs asks
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the prompt's second token on; by the runner
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int | None = None  # set once, at the first admission
@@ -72,15 +78,23 @@ class Request:
     def num_uncomputed_tokens(self) -> int:
         return self.num_tokens - self.num_computed_tokens
 
+    @property
+    def computes_whole_prompt(self) -> bool:
+        """Whether logits of prompt tokens are still wanted, so that none of them can come from the cache."""
+        return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Tokens `[start, stop)` of prompt and completion together."""
         num_prompt = self.num_prompt_tokens
         ids: list[int] = self.prompt_token_ids[start : min(stop, num_prompt)].tolist() if start < num_prompt else []
         return ids + self.output_token_ids[max(start - num_prompt, 0) : max(stop - num_prompt, 0)]
 
-    def append(self, token_id: int) -> None:
+    def append(self, sampled: Sampled) -> None:
         """Take a sampled token, and finish if it ends the completion."""
+        token_id = sampled.token_id
         self.output_token_ids.append(token_id)
+        if sampled.logprobs is not None:
+            self.output_logprobs.append(sampled.logprobs)
         has_ended = token_id in self.end_token_ids
         if has_ended or (self.stop_condition is not None and self.stop_condition.feed(token_id)):
             self.finish(FinishReason.STOP)

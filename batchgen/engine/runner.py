@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from batchgen.engine.batch import make_batch
+from batchgen.engine.outcome import Outcome
 from batchgen.engine.sampler import Sampler
-from batchgen.engine.scheduler import SchedulerOutput
+from batchgen.engine.step import ScheduledChunk, SchedulerOutput
 from batchgen.models.attention import StepAttention
 
 
@@ -21,16 +25,33 @@ class ModelRunner:
         self.block_size = block_size
 
     @torch.inference_mode()
-    def run(self, step: SchedulerOutput) -> list[int | str]:
-        """For every sampled chunk in order: the next token id, or the error that ends the row."""
+    def run(self, step: SchedulerOutput) -> list[Outcome]:
+        """For every sampled request in order: the next token, or the error that ends it.
+
+        What the model says of prompt tokens goes straight to their requests: nothing is decided by it.
+        """
         if not step.chunks:
             return []
         batch = make_batch(step.chunks, self.block_size, self.model.device)
-        self.attention.begin(batch.attention)
+        self.attention.begin(batch.attention, step.copies)
         output = self.model(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
             use_cache=False,
-            logits_to_keep=batch.sampled,
+            logits_to_keep=batch.logits_at,
         )
-        return self.sampler(output.logits[0], batch.sampled_requests)
+        self._score(output.logits[0, batch.num_sampled :], batch.scored)
+        logits = output.logits[0, : batch.num_sampled]
+        if len(batch.draws) > len(logits):  # several samples of a row begin from one row of logits
+            logits = logits[batch.draws]
+        return self.sampler(logits, step.sampled_requests)
+
+    def _score(self, logits: Tensor, chunks: Sequence[ScheduledChunk]) -> None:
+        """`logits` [scored places, vocab] -> the prompt logprobs of the chunks' requests."""
+        start = 0
+        for chunk in chunks:
+            request, places = chunk.request, chunk.scored
+            next_tokens = request.token_ids(places.start + 1, places.stop + 1)
+            num_top = [request.params.prompt_logprobs or 0] * len(places)
+            request.prompt_logprobs += self.sampler.score(logits[start : start + len(places)], next_tokens, num_top)
+            start += len(places)

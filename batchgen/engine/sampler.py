@@ -6,17 +6,20 @@ row's draw is the same in any batch; no full vocabulary is sorted unless a nearl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from batchgen.engine.adjust import adjust, is_adjusted
+from batchgen.engine.logprobs import logprobs_of, raw_logprobs
+from batchgen.engine.outcome import Failed, Outcome, Sampled, TokenLogprobs
 from batchgen.engine.philox import uniform
 from batchgen.engine.request import Request
 
-_FIRST_CANDIDATES = 64  # looked at for top_p; eight times as many where their mass is too small
+_FIRST_CANDIDATES = 64  # looked at for top_p; eight times as many for the rows where their mass is too small
 
 
 class Sampler:
@@ -28,22 +31,59 @@ class Sampler:
     def __init__(self, unused_token_ids: Tensor) -> None:
         self._unused = unused_token_ids
 
-    def __call__(self, logits: Tensor, requests: Sequence[Request]) -> list[int | str]:
-        """`logits` [rows, vocab] -> for each row a token id, or the error that ends it."""
+    def __call__(self, logits: Tensor, requests: Sequence[Request]) -> list[Outcome]:
+        """`logits` [rows, vocab] -> for each row a token, or the error that ends it."""
         logits = logits.float()
+        with_logprobs = _where(request.params.logprobs is not None for request in requests)
+        logprobs = raw_logprobs(logits[with_logprobs], self._unused) if with_logprobs else None
         logits[:, self._unused] = -torch.inf
-        best, tokens = logits.max(-1)
-        sampled = [row for row, request in enumerate(requests) if not request.params.is_greedy]
-        if sampled:
-            rows = torch.tensor(sampled, device=logits.device)
-            tokens[rows] = _draw(logits[rows] - best[rows, None], [requests[row] for row in sampled])
-        outcomes: list[int | str] = tokens.tolist()
-        for row in (~best.isfinite()).nonzero()[:, 0].tolist():
-            outcomes[row] = (
-                f"the model's logits are not finite after {requests[row].num_tokens} tokens; "
-                "a wider model.dtype may help"
-            )
-        return outcomes
+        tokens, errors = _choose(logits, requests)
+        infos: dict[int, TokenLogprobs] = {}
+        if logprobs is not None:
+            num_top = [requests[row].params.logprobs or 0 for row in with_logprobs]
+            found = logprobs_of(logprobs, [tokens[row] for row in with_logprobs], num_top)
+            infos = dict(zip(with_logprobs, found, strict=True))
+        return [
+            Failed(errors[row]) if row in errors else Sampled(token_id, infos.get(row))
+            for row, token_id in enumerate(tokens)
+        ]
+
+    def score(self, logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
+        """`logits` [tokens, vocab] of the places before these tokens of prompts -> what the model says of each."""
+        return logprobs_of(raw_logprobs(logits.float(), self._unused), token_ids, num_top)
+
+
+def _where(conditions: Iterable[bool]) -> list[int]:
+    return [row for row, is_true in enumerate(conditions) if is_true]
+
+
+def _choose(logits: Tensor, requests: Sequence[Request]) -> tuple[list[int], dict[int, str]]:
+    """[rows] token ids, of no meaning in the rows that have an error; `logits` [rows, vocab] float32 may change.
+
+    A row that asks for nothing costs one maximum.
+    """
+    best, tokens = logits.max(-1)
+    is_finite = best.isfinite()
+    adjusted = _where(map(is_adjusted, requests))
+    if adjusted:
+        changed = logits[adjusted]
+        adjust(changed, [requests[row] for row in adjusted])
+        logits[adjusted] = changed
+        best[adjusted], tokens[adjusted] = changed.max(-1)
+    sampled = _where(not request.params.is_greedy for request in requests)
+    if sampled:
+        tokens[sampled] = _draw(logits[sampled] - best[sampled, None], [requests[row] for row in sampled])
+    # Where nothing is left to choose from, a draw is no token.
+    tokens = torch.where(best.isfinite(), tokens, 0)
+    errors = dict.fromkeys((~best.isfinite()).nonzero()[:, 0].tolist(), _NOTHING_LEFT)
+    for row in (~is_finite).nonzero()[:, 0].tolist():
+        errors[row] = (
+            f"the model's logits are not finite after {requests[row].num_tokens} tokens; a wider model.dtype may help"
+        )
+    return tokens.tolist(), errors
+
+
+_NOTHING_LEFT = "no token is left to choose: logit_bias, bad_words and min_tokens together forbid every one"
 
 
 def _draw(logits: Tensor, requests: Sequence[Request]) -> Tensor:
@@ -82,14 +122,24 @@ def _threshold(probs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     arXiv 1904.09751).
     """
     vocab = probs.shape[-1]
+    result = torch.zeros_like(top_p)
     num_candidates = min(_FIRST_CANDIDATES, vocab)
-    while True:
-        values = probs.topk(num_candidates, -1).values
-        kept = torch.where(torch.arange(num_candidates, device=probs.device) < top_k, values, 0)
-        is_all = top_k <= num_candidates  # nothing beyond the candidates is kept
-        mass = torch.where(is_all, kept.sum(-1, keepdim=True), probs.sum(-1, keepdim=True))
-        inside = (kept.cumsum(-1) - kept < top_p * mass) & (kept > 0)
-        inside[:, 0] = True  # the best stays, however small top_p is
-        if num_candidates == vocab or bool((is_all | ~inside[:, -1:]).all()):
-            return torch.where(inside, values, torch.inf).amin(-1, keepdim=True)
+    open_rows = torch.arange(len(probs), device=probs.device)
+    while len(open_rows):
+        least, is_found = _among_best(probs[open_rows], top_k[open_rows], top_p[open_rows], num_candidates)
+        result[open_rows] = least
+        open_rows = open_rows[~is_found[:, 0]]
         num_candidates = min(num_candidates * 8, vocab)
+    return result
+
+
+def _among_best(probs: Tensor, top_k: Tensor, top_p: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
+    """[rows, 1] each: the threshold by the `num_candidates` most likely tokens, and whether they were enough."""
+    values = probs.topk(num_candidates, -1).values
+    kept = torch.where(torch.arange(num_candidates, device=probs.device) < top_k, values, 0)
+    is_all = top_k <= num_candidates  # nothing beyond the candidates is kept
+    mass = torch.where(is_all, kept.sum(-1, keepdim=True), probs.sum(-1, keepdim=True))
+    inside = (kept.cumsum(-1) - kept < top_p * mass) & (kept > 0)
+    inside[:, 0] = True  # the best stays, however small top_p is
+    is_found = is_all | ~inside[:, -1:] | (num_candidates == probs.shape[-1])
+    return torch.where(inside, values, torch.inf).amin(-1, keepdim=True), is_found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from batchgen.io.folder import OutputFolder
 from batchgen.io.readers import Input, open_input
 from batchgen.io.rows import Row
-from batchgen.io.schema import ADDED_COLUMNS, output_schema
+from batchgen.io.schema import output_schema
 from batchgen.io.writers import ResultWriter
 
-__all__ = ["ADDED_COLUMNS", "Input", "OutputFolder", "ResultWriter", "Row", "open_input", "output_schema"]
+__all__ = ["Input", "OutputFolder", "ResultWriter", "Row", "open_input", "output_schema"]

@@ -19,7 +19,7 @@ from batchgen.io import strict_json
 if TYPE_CHECKING:
     from batchgen.job_spec import InputSpec
 
-_SETTINGS = ("id", "system", "prompt", "messages", "text", "token_ids")
+_SETTINGS = ("id", "system", "prompt", "messages", "text", "token_ids", "sampling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class PromptColumns:
     settings: Mapping[str, str]  # column -> the setting under `input:` that names it
 
     def plain(self, column: str, value: Any, *, null_is_absent: bool = False) -> Any:
-        """Plain Python value of one of the columns: bytes become text, messages become a list of dicts.
+        """Plain Python value of one of the columns: bytes become text, messages and sampling values become dicts.
 
         `null_is_absent`: a null field inside a message stands for no field, as in Arrow, where all rows share one
         struct. An id that is not text, such as the bytes of a UUID, stays bytes. Raises RowError.
@@ -37,10 +37,13 @@ class PromptColumns:
         setting = self.settings[column]
         if isinstance(value, bytes):
             value = _decode_if_text(value) if setting == "id" else _decode(value)
+        if setting == "sampling":
+            # Of values too null stands for none: rows of Arrow share one struct.
+            return _drop_inner_nulls(_parse_json(value) if isinstance(value, str) else value, depth=2)
         if setting != "messages":
             return value
         if isinstance(value, str):
-            return _drop_null_keys(_parse_messages(value))
+            return _drop_null_keys(_parse_json(value))
         return _drop_null_keys(_drop_inner_nulls(value) if null_is_absent else value)
 
 
@@ -82,7 +85,7 @@ def _decode_if_text(value: bytes) -> str | bytes:
         return value
 
 
-def _parse_messages(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     value = strict_json.parse(text)
     if strict_json.has_lone_surrogate(value):
         raise RowError("the JSON text has half a surrogate pair")

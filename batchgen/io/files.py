@@ -1,4 +1,4 @@
-"""Which files the input is: a path, folder, glob or list of them becomes an ordered list of data files of one format.
+"""Which files the input is: a path, URL, folder, glob or list becomes an ordered list of data files of one format.
 
 Knows names, suffixes and first bytes, also those inside a compressed file; reads no rows.
 """
@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from batchgen.errors import InputError
+from batchgen.io.remote import FileState, Location, RemotePath, locate, state_of
 from batchgen.io.streams import inner_name, is_compressed, open_bytes
 
 Format = Literal["parquet", "jsonl"]
 
 _FORMATS: dict[str, Format] = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
+_SUFFIXES = f"{', '.join(_FORMATS)}, and with .gz or .zst behind those of JSON lines"
 _OTHER_COMPRESSION = (".bz2", ".xz", ".zip", ".lz4")
 _PARQUET_MARK = b"PAR1"
 _NOT_LINES = {
@@ -35,10 +37,9 @@ _NOT_LINES = {
 class DataFile:
     """One input file as it was when the job began."""
 
-    path: Path
+    path: Location
     name: str  # how rows call it: relative to the folder that all files share, always valid UTF-8
-    size: int
-    mtime_ns: int
+    state: FileState
 
     def check_unchanged(self) -> None:
         """Refuse a file that was written to since the job began: its rows would no longer fit their answers.
@@ -46,10 +47,10 @@ class DataFile:
         Raises InputError.
         """
         try:
-            now = self.path.stat()
+            now = state_of(self.path)
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read: {error.strerror}") from error
-        if (now.st_size, now.st_mtime_ns) != (self.size, self.mtime_ns):
+        if now != self.state:
             raise InputError(f"{self.path}: the file was changed while the job ran")
 
 
@@ -79,41 +80,57 @@ def find_files(path: str | Sequence[str], format: Literal["auto", "parquet", "js
         raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
 
-def natural_key(path: Path) -> list[list[str | int]]:
+def natural_key(path: Location) -> list[list[str | int]]:
     """Sort key under which numbers inside names count as numbers; equal numbers fall back to the spelling."""
     parts = [re.split(r"(\d+)", part) for part in path.parts]
     return [*([int(x) if i % 2 else x for i, x in enumerate(part)] for part in parts), [str(path)]]
 
 
-def _expand(entry: str) -> list[Path]:
-    if "://" in entry:
-        raise InputError(f"{entry}: remote input is not supported yet; copy it to a local folder")
-    path = Path(entry)
+def _expand(entry: str) -> list[Location]:
+    path = locate(entry)
+    is_file = path.is_file() if isinstance(path, RemotePath) else path.exists() and not path.is_dir()
+    if is_file:
+        return [path]
     if path.is_dir():
         found = list(_in_folder(path))
-        problem = f"the folder holds no data file ({', '.join(_FORMATS)})"
-    elif path.exists():
-        return [path]
-    elif glob.has_magic(entry):
-        found = _in_glob(entry)
+        problem = f"the folder holds no data file ({_SUFFIXES})"
+    elif glob.has_magic(str(path)):
+        found = _in_glob(path)
         problem = "no file matches"
     else:
-        raise InputError(f"{entry}: no such file or folder")
+        raise InputError(f"{path}: no such file or folder")
     if not found:
-        raise InputError(f"{entry}: {problem}")
+        raise InputError(f"{path}: {problem}")
     return sorted(found, key=natural_key)
 
 
-def _in_glob(pattern: str) -> list[Path]:
+def _in_glob(pattern: Location) -> list[Location]:
     """Files that match; where only folders do, the data files in them."""
-    asked = Path(pattern).parts
-    matches = [Path(match) for match in glob.iglob(pattern, recursive=True)]
-    visible = [path for path in matches if not any(_is_marker(part) for part in path.parts if part not in asked)]
+    matches: list[Location]
+    if isinstance(pattern, RemotePath):
+        matches = [*pattern.expand()]
+    else:
+        matches = [Path(match) for match in glob.iglob(str(pattern), recursive=True)]
+    visible = [path for path in matches if not any(map(_is_marker, _parts_below(pattern, path)))]
     files = [path for path in visible if not path.is_dir()]
     return files or [path for folder in visible for path in _in_folder(folder)]
 
 
-def _in_folder(folder: Path) -> Iterator[Path]:
+def _parts_below(folder: Location, path: Location) -> list[str]:
+    """The parts of a path that are none of the folder's, or pattern's, own."""
+    return [part for part in path.parts if part not in folder.parts]
+
+
+def _in_folder(folder: Location) -> Iterator[Location]:
+    if isinstance(folder, RemotePath):
+        for path in folder.find():
+            if _is_data(path.name) and not any(map(_is_marker, path.parts[len(folder.parts) :])):
+                yield path
+    else:
+        yield from _in_local_folder(folder)
+
+
+def _in_local_folder(folder: Path) -> Iterator[Path]:
     seen: set[str] = set()  # real paths, so that links in a circle end
     for root, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
         if (real := os.path.realpath(root)) in seen:
@@ -138,22 +155,22 @@ def _is_data(name: str) -> bool:
     return path.suffix in _FORMATS or (path.suffix in _OTHER_COMPRESSION and Path(path.stem).suffix in _FORMATS)
 
 
-def _refuse_repeated(paths: Sequence[Path]) -> None:
-    seen: dict[str, Path] = {}
+def _refuse_repeated(paths: Sequence[Location]) -> None:
+    seen: dict[str, Location] = {}
     for path in paths:
-        real = os.path.realpath(path)
+        real = os.path.realpath(path) if isinstance(path, Path) else path.fs.unstrip_protocol(path.path)
         if real in seen:
             raise InputError(f"{path}: input.path names this file twice (also as {seen[real]})")
         seen[real] = path
 
 
-def _refuse_other_compression(paths: Sequence[Path]) -> None:
+def _refuse_other_compression(paths: Sequence[Location]) -> None:
     for path in paths:
         if path.suffix.lower() in _OTHER_COMPRESSION:
             raise InputError(f"{path}: {path.suffix} is not supported; compress it as .gz or .zst, or decompress it")
 
 
-def _common_format(paths: Sequence[Path]) -> Format:
+def _common_format(paths: Sequence[Location]) -> Format:
     first = paths[0]
     for path in paths:
         if _format_of(path) != _format_of(first):
@@ -161,15 +178,15 @@ def _common_format(paths: Sequence[Path]) -> Format:
     return _format_of(first)
 
 
-def _format_of(path: Path) -> Format:
+def _format_of(path: Location) -> Format:
     suffix = inner_name(path).suffix.lower()
     if suffix not in _FORMATS:
         raise InputError(f"{path}: cannot tell the format from the name; set input.format to parquet or jsonl")
     return _FORMATS[suffix]
 
 
-def _check_first_bytes(path: Path, format: Format) -> None:
-    if not path.is_file():
+def _check_first_bytes(path: Location, format: Format) -> None:
+    if isinstance(path, Path) and not path.is_file():
         raise InputError(f"{path}: not a regular file; the input is read twice")
     if format == "jsonl":
         _check_lines(path)
@@ -177,7 +194,7 @@ def _check_first_bytes(path: Path, format: Format) -> None:
         _check_parquet(path)
 
 
-def _check_lines(path: Path) -> None:
+def _check_lines(path: Location) -> None:
     with open_bytes(path) as file:
         head = file.read(4)
     for mark, kind in _NOT_LINES.items():
@@ -185,22 +202,22 @@ def _check_lines(path: Path) -> None:
             raise InputError(f"{path}: not JSON lines but {kind}")
 
 
-def _check_parquet(path: Path) -> None:
+def _check_parquet(path: Location) -> None:
     if is_compressed(path):
         raise InputError(f"{path}: Parquet inside {path.suffix} is not read; decompress it (Parquet compresses itself)")
-    with path.open("rb") as file:
-        head = file.read(4)
-        file.seek(max(0, path.stat().st_size - 4))
+    with path.open("rb") if isinstance(path, Path) else path.open_ranged() as file:
+        if file.read(4) != _PARQUET_MARK:
+            raise InputError(f"{path}: not a Parquet file (it does not begin with PAR1)")
+        file.seek(-4, os.SEEK_END)
         tail = file.read(4)
-    if head != _PARQUET_MARK:
-        raise InputError(f"{path}: not a Parquet file (it does not begin with PAR1)")
     if tail != _PARQUET_MARK:
         raise InputError(f"{path}: the Parquet file is cut off (it does not end with PAR1)")
 
 
-def _data_files(paths: Sequence[Path]) -> Iterator[DataFile]:
-    shared = os.path.commonpath([os.path.abspath(path.parent) for path in paths])
-    for path in paths:
-        name = os.fsencode(os.path.relpath(path, shared)).decode("utf-8", "backslashreplace")
-        state = path.stat()
-        yield DataFile(path, name, state.st_size, state.st_mtime_ns)
+def _data_files(paths: Sequence[Location]) -> Iterator[DataFile]:
+    # A URL counts as a path from the root, so that it has a name beside local files too.
+    absolute = [os.path.abspath(path if isinstance(path, Path) else f"/{path}") for path in paths]
+    shared = os.path.commonpath([os.path.dirname(path) for path in absolute])
+    for path, full in zip(paths, absolute, strict=True):
+        name = os.fsencode(os.path.relpath(full, shared)).decode("utf-8", "backslashreplace")
+        yield DataFile(path, name, state_of(path))

@@ -1,6 +1,6 @@
 """The output folder: what lies where, whether it may be used, and how a file gets there whole or not at all.
 
-Knows paths; knows nothing of rows.
+Knows paths, on the local disk and in a store; knows nothing of rows.
 """
 
 from __future__ import annotations
@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from batchgen.errors import OutputError
 from batchgen.io.lock import RunLock
+from batchgen.io.remote import Location, RemotePath, locate
+from batchgen.io.remote_lock import RemoteLock
 
 _SIGNS_OF_A_RUN = ("_SUCCESS", "completions", "report.json", ".state")
 _OURS = (*_SIGNS_OF_A_RUN, "stats", "report.html", "job.yaml")
@@ -25,7 +28,7 @@ class OutputFolder:
     """`output.path`, used in this order: `check`, `claimed`, and in it `begin` and last `mark_success`."""
 
     def __init__(self, path: str | Path, overwrite: bool = False) -> None:
-        self.path = Path(path)
+        self.path = locate(path)
         self.overwrite = overwrite
         self.completions = self.path / "completions"
         self.stats = self.path / "stats"
@@ -35,12 +38,26 @@ class OutputFolder:
         self.state = self.path / ".state"
         self.journal = self.state / "journal"
         self.run_json = self.state / "run.json"
-        self.lock = RunLock(self.state / "lock")
+        lock = self.state / "lock"
+        self.lock = RunLock(lock) if isinstance(lock, Path) else RemoteLock(lock)
         self._seen: tuple[bool, bytes | None] | None = None  # the earlier run as `check` found it
+        # The journal of an unfinished run that this one is to replace. A store has no rename: there it goes at once.
+        self._set_aside = self.state / "earlier-journal" if isinstance(self.state, Path) else None
         self._is_resumed = False
+        self._is_reopened = False
         self._keeps_state = False
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
-    def check(self, files_read: Iterable[Path], *, is_known: bool = False) -> None:
+    @property
+    def scratch(self) -> Path:
+        """A local folder for what this session alone needs; there is one from `claim` on."""
+        if isinstance(self.state, Path):
+            return self.state
+        if self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="batchgen-")
+        return Path(self._temporary.name)
+
+    def check(self, files_read: Iterable[Location], *, is_known: bool = False) -> None:
         """Refuse a folder that cannot be written, holds another run, or holds a file that this run reads.
 
         `is_known`: the caller knows which run is in it, and decides. Changes nothing. Raises OutputError.
@@ -53,10 +70,11 @@ class OutputFolder:
                 self._refuse_other_run()
             self._refuse_foreign()
 
-    def claim(self, *, resume: bool = False) -> None:
-        """Take the folder for this run; results of an earlier one stay until `begin`, and its journal with `resume`.
+    def claim(self, *, resume: bool = False, reopen: bool = False) -> None:
+        """Take the folder for this run; all that an earlier one left stays until `begin`.
 
-        Call `check` first. Raises OutputError, also if another run is at work or has come in between.
+        With `resume` its journal is this run's own; with `reopen` its results stay until they are written again. Call
+        `check` first. Raises OutputError, also if another run is at work or has come in between.
         """
         with _as_output_error(self.path):
             self.state.mkdir(parents=True, exist_ok=True)
@@ -65,6 +83,10 @@ class OutputFolder:
                 self.lock.release()
                 raise OutputError(f"{self.path}: another run has just been in this folder; start again")
             self._is_resumed = self._keeps_state = resume
+            self._is_reopened = reopen
+            self._take_back()
+            if self._set_aside is not None and not resume and self.run_json.exists() and self.journal.exists():
+                Path(str(self.journal)).rename(self._set_aside)
             self._clean_state()
             self.journal.mkdir(exist_ok=True)
 
@@ -74,7 +96,11 @@ class OutputFolder:
         With `overwrite`, first removes what an earlier run wrote, and nothing else. Raises OutputError.
         """
         with _as_output_error(self.path):
-            if self.overwrite and not self._is_resumed:
+            if not self._is_resumed:
+                _remove(self.run_json)  # before its journal: the state of no run must stand beside the rows of another
+                if self._set_aside is not None:
+                    _remove(self._set_aside)
+            if self.overwrite and not self._is_resumed and not self._is_reopened:
                 for name in _OURS:  # _SUCCESS goes first: a half-removed run is no finished one
                     if name != self.state.name:
                         _remove(self.path / name)
@@ -82,16 +108,19 @@ class OutputFolder:
             temporary.write_text(run_state, encoding="utf-8")
         self._keeps_state = True
         with _as_output_error(self.path):
+            _remove(self.success)
             self.completions.mkdir(exist_ok=True)
             self.stats.mkdir(exist_ok=True)
 
     @contextmanager
-    def claimed(self, *, resume: bool = False) -> Iterator[None]:
+    def claimed(self, *, resume: bool = False, reopen: bool = False) -> Iterator[None]:
         """`claim` for the block; a run that ends before `begin` leaves nothing in the next one's way."""
-        self.claim(resume=resume)
+        self.claim(resume=resume, reopen=reopen)
         try:
             yield
         finally:
+            if self._temporary is not None:
+                self._temporary.cleanup()
             if self._keeps_state:
                 self.lock.release()
             else:
@@ -111,9 +140,19 @@ class OutputFolder:
         """What tells one earlier run from another."""
         return self.success.exists(), self.run_json.read_bytes() if self.run_json.is_file() else None
 
+    def _take_back(self) -> None:
+        """Undo what a run did that meant to replace another one and never began."""
+        if self._set_aside is not None and self._set_aside.exists():
+            _remove(self.journal)
+            self._set_aside.rename(self._set_aside.with_name(self.journal.name))
+
     def _clean_state(self) -> None:
-        """Leave of `.state/` the lock, and of a run to be resumed what is whole."""
-        kept = {self.lock.path, self.journal, self.run_json} if self._is_resumed else {self.lock.path}
+        """Leave of `.state/` the lock, and of a run that can be resumed what is whole."""
+        kept = {self.lock.path}
+        if self._is_resumed:
+            kept |= {self.journal, self.run_json}
+        elif self._set_aside is not None and self._set_aside.exists():
+            kept |= {self._set_aside, self.run_json}
         for path in self.state.iterdir():
             if path not in kept:
                 _remove(path)
@@ -122,22 +161,26 @@ class OutputFolder:
 
     def _drop_state(self) -> None:
         with _as_output_error(self.state):
-            self._is_resumed = False
+            self._is_resumed = self._set_aside is not None and self._set_aside.exists()
+            self._take_back()
             self._clean_state()
             self.lock.release()
-            with suppress(OSError):  # not empty: the next run has it already
+            with suppress(OSError):  # not empty: the next run has it already, or another one can be resumed
                 self.state.rmdir()
 
-    def _refuse_own_input(self, files_read: Iterable[Path]) -> None:
-        folder = Path(os.path.realpath(self.path))
+    def _refuse_own_input(self, files_read: Iterable[Location]) -> None:
+        folder = _real(self.path)
         for file in files_read:
-            real = Path(os.path.realpath(file))
+            real = _real(file)
             if real == folder:
                 raise OutputError(f"{self.path}: output.path is the file {file} that the job reads; choose another")
-            if folder in real.parents:
+            if real.startswith(f"{folder.rstrip('/')}/"):
                 raise OutputError(f"{self.path}: output.path holds {file}, which the job reads; choose another folder")
 
     def _refuse_unwritable(self) -> None:
+        """A store is asked by taking the lock."""
+        if isinstance(self.path, RemotePath):
+            return
         existing = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         if not existing.is_dir():
             raise OutputError(f"{self.path}: {existing} is a file; output.path must be a folder")
@@ -163,38 +206,59 @@ class OutputFolder:
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """Give a temporary path; when the block ends well, that file is made durable and takes the name `path`.
+def written_whole(path: Location) -> Iterator[Path]:
+    """Give a local temporary path; when the block ends well, that file is made durable and takes the name `path`.
 
-    A kill at any instant leaves the old `path` or the new one. Raises OutputError if the disk refuses.
+    A kill at any instant leaves the old `path` or the new one. Raises OutputError if the disk or the store refuses.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
-    with _as_output_error(path):
-        try:
-            yield temporary
-            _sync(temporary)
-            temporary.replace(path)
-            _sync(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
+    write = _renamed(path) if isinstance(path, Path) else _sent(path)
+    with _as_output_error(path), write as temporary:
+        yield temporary
 
 
 @contextmanager
-def _as_output_error(path: Path) -> Iterator[None]:
+def _renamed(path: Path) -> Iterator[Path]:
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        _sync(temporary)
+        temporary.replace(path)
+        _sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _sent(path: RemotePath) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="batchgen-") as folder:
+        temporary = Path(folder, path.name)
+        yield temporary
+        path.put(temporary)
+
+
+@contextmanager
+def _as_output_error(path: Location) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def _foreign_files(folder: Path) -> list[Path]:
+def _real(path: Location) -> str:
+    """The same text for all names of a place."""
+    return os.path.realpath(path) if isinstance(path, Path) else str(path)
+
+
+def _foreign_files(folder: Location) -> list[Location]:
     if not folder.is_dir():
         return []
     return [path for path in folder.iterdir() if path.is_dir() or not _OUR_PARTS.fullmatch(path.name)]
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
+def _remove(path: Location) -> None:
+    if isinstance(path, RemotePath):
+        path.remove()
+    elif path.is_dir():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
@@ -21,7 +20,8 @@ from batchgen.io import strict_json
 from batchgen.io.columns import PromptColumns
 from batchgen.io.files import DataFile
 from batchgen.io.json_types import ColumnTypes, to_batch
-from batchgen.io.rows import Row
+from batchgen.io.remote import Location
+from batchgen.io.rows import Places, Row
 from batchgen.io.streams import inner_name, open_bytes
 
 _BATCH_ROWS = 1024
@@ -34,10 +34,15 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # valid UTF-8 can hold a surrogat
 
 
 class _Record(NamedTuple):
-    place: str
+    kind: str  # "data.jsonl line"
+    number: int  # of the line, from 1
     values: dict[str, Any]  # what could be read; may lack fields if there is an error
-    error: str | None
+    problem: str | None
     size: int  # bytes of the line
+
+    @property
+    def place(self) -> str:
+        return f"{self.kind} {self.number}"
 
 
 class _JsonlRows:
@@ -66,9 +71,10 @@ class JsonlInput:
         self._columns = columns
         self._limit = limit
         self._schema: pa.Schema | None = None
+        self.places = Places()
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[Location, ...]:
         return tuple(file.path for file in self._files)
 
     @property
@@ -80,6 +86,7 @@ class JsonlInput:
         return (row for batch in self.read_row_batches() for row in batch.rows())
 
     def read_row_batches(self) -> Iterator[_JsonlRows]:
+        self.places = Places()
         types = ColumnTypes()
         index = 0
         for records in self._held_records():
@@ -97,8 +104,9 @@ class JsonlInput:
         return (to_batch([record.values for record in records], self.schema) for records in self._held_records())
 
     def _row(self, index: int, record: _Record) -> Row:
-        if record.error is not None:
-            return Row(index, record.place, error=record.error)
+        self.places.add(index, record.kind, record.number)
+        if record.problem is not None:
+            return Row(index, record.place, error=f"{record.place}: {record.problem}")
         values = {}
         for name in self._columns.settings:
             if name not in record.values:
@@ -125,17 +133,18 @@ class JsonlInput:
 
 def _read_file(file: DataFile) -> Iterator[_Record]:
     file.check_unchanged()
+    kind = f"{file.name} line"
     with open_bytes(file.path) as stream:
         for number, line in enumerate(_lines(stream), start=1):
-            place = f"{file.name} line {number}"
             if line is None:
-                problem = f"{place}: the line is longer than {_MAX_LINE_BYTES:,} bytes"
-                yield _Record(place, {}, problem, _MAX_LINE_BYTES)
+                problem = f"the line is longer than {_MAX_LINE_BYTES:,} bytes"
+                yield _Record(kind, number, {}, problem, _MAX_LINE_BYTES)
                 continue
             if number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip(_SPACE):
-                yield _read_line(place, line)
+                yield _read_line(kind, number, line)
+    file.check_unchanged()
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes | None]:
@@ -146,12 +155,12 @@ def _lines(stream: BinaryIO) -> Iterator[bytes | None]:
             line = stream.readline(_MAX_LINE_BYTES + 1)
 
 
-def _read_line(place: str, line: bytes) -> _Record:
+def _read_line(kind: str, number: int, line: bytes) -> _Record:
     try:
         values, problem = _parse_line(line)
     except RowError as error:
         values, problem = {}, str(error)
-    return _Record(place, values, None if problem is None else f"{place}: {problem}", len(line))
+    return _Record(kind, number, values, problem, len(line))
 
 
 def _parse_line(line: bytes) -> tuple[dict[str, Any], str | None]:
@@ -170,7 +179,7 @@ def _parse_line(line: bytes) -> tuple[dict[str, Any], str | None]:
     return good, f"half a surrogate pair in {', '.join(map(strict_json.quote, bad))}" if bad else None
 
 
-def _refuse_other_json(path: Path) -> None:
+def _refuse_other_json(path: Location) -> None:
     """Raise InputError for a JSON array, and for a `.json` file whose first line is not a whole object."""
     with open_bytes(path) as stream:
         lines = iter(partial(stream.readline, _MAX_LINE_BYTES), b"")

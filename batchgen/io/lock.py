@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from batchgen.errors import OutputError
 
-_BEAT_SECONDS = 30.0
+BEAT_SECONDS = 30.0
 SILENT_SECONDS = 120.0  # after which a process of another host counts as dead
 
 
@@ -34,6 +35,12 @@ class Holder:
         """Who would hold a lock taken here."""
         pid = os.getpid()
         return cls(pid, socket.gethostname(), _start_mark(pid))
+
+    def is_live(self, silent_seconds: float) -> bool:
+        """Whether the process runs, as far as this host can tell; of another host's, whether it gave a sign lately."""
+        if self.host == socket.gethostname():
+            return _is_alive(self)
+        return silent_seconds < SILENT_SECONDS
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -69,8 +76,15 @@ class RunLock:
             self._stop = None
             self.path.unlink(missing_ok=True)
 
+    def check(self) -> None:
+        """Nothing: on one host no live lock is taken over, and a beat that another host sees is the file's own time."""
+
+    def live_holder(self) -> Holder | None:
+        """Who holds the lock; None: nobody, or a process that is dead or has been silent for two minutes."""
+        return live_holder(self.path, time.time())
+
     def _beat(self, stop: threading.Event) -> None:
-        while not stop.wait(_BEAT_SECONDS):
+        while not stop.wait(BEAT_SECONDS):
             with suppress(OSError):  # a disk that fails shows where rows are written
                 os.utime(self.path)
 
@@ -82,9 +96,7 @@ def live_holder(path: Path, now: float) -> Holder | None:
         age = now - path.stat().st_mtime
     except (FileNotFoundError, ValueError, TypeError):  # none, or cut off by a power loss
         return None
-    if holder.host == socket.gethostname():
-        return holder if _is_alive(holder) else None
-    return holder if age < SILENT_SECONDS else None
+    return holder if holder.is_live(age) else None
 
 
 def _is_alive(holder: Holder) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -20,7 +19,8 @@ from batchgen.io import strict_json
 from batchgen.io.columns import PromptColumns
 from batchgen.io.files import DataFile
 from batchgen.io.parquet_schema import check_prompt_columns, unify
-from batchgen.io.rows import Row
+from batchgen.io.remote import Location, parquet_source
+from batchgen.io.rows import Places, Row
 
 _BATCH_ROWS = 256
 _BATCH_BYTES = 8 << 20
@@ -74,16 +74,20 @@ class ParquetInput:
         self._files = files
         self._columns = columns
         self._limit = limit
+        self.places = Places()
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[Location, ...]:
         return tuple(file.path for file in self._files)
 
     def read_rows(self) -> Iterator[Row]:
         return (row for batch in self.read_row_batches() for row in batch.rows())
 
     def read_row_batches(self) -> Iterator[_ParquetRows]:
-        return (_ParquetRows(piece, self._columns) for piece in self._pieces())
+        self.places = Places()
+        for piece in self._pieces():
+            self.places.add(piece.first_index, f"{piece.file.name} row", piece.first_row + 1)
+            yield _ParquetRows(piece, self._columns)
 
     def read_batches(self) -> Iterator[pa.RecordBatch]:
         return (piece.batch for piece in self._pieces())
@@ -102,24 +106,30 @@ class ParquetInput:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _naming(path: Location) -> Iterator[None]:
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as Parquet: {str(error).partition(chr(10))[0]}") from error
 
 
 def _read_schema(file: DataFile) -> pa.Schema:
-    with _naming(file.path), pq.ParquetFile(file.path) as parquet:
-        return parquet.schema_arrow
+    with _naming(file.path), parquet_source(file.path) as source, pq.ParquetFile(source) as parquet:
+        schema: pa.Schema = parquet.schema_arrow
+        schema.to_string(show_field_metadata=False, show_schema_metadata=False)  # a name of any depth may be damaged
+        return schema
 
 
 def _read_file(file: DataFile) -> Iterator[pa.RecordBatch]:
     with _naming(file.path):
         file.check_unchanged()
         # Arrow's pre-buffering keeps the whole file in memory until it is closed.
-        with pq.ParquetFile(file.path, pre_buffer=False) as parquet:
-            yield from parquet.iter_batches(batch_size=_batch_rows(parquet.metadata))
+        with parquet_source(file.path) as source, pq.ParquetFile(source, pre_buffer=False) as parquet:
+            batch_size = _batch_rows(parquet.metadata)
+            # Arrow cannot make one batch of nested dictionaries from two row groups.
+            for group in range(parquet.num_row_groups):
+                yield from parquet.iter_batches(batch_size, row_groups=[group])
+        file.check_unchanged()
 
 
 def _batch_rows(metadata: pq.FileMetaData) -> int:
@@ -129,7 +139,7 @@ def _batch_rows(metadata: pq.FileMetaData) -> int:
     return max(1, min(_BATCH_ROWS, fitting))
 
 
-def _conform(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
+def _conform(batch: pa.RecordBatch, schema: pa.Schema, path: Location) -> pa.RecordBatch:
     """The batch with the columns and types of the whole input; a column that its file lacks is null."""
     present = dict(zip(batch.schema.names, batch.columns, strict=True))
     absent = pa.nulls(batch.num_rows)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 
 from batchgen.errors import InputError
 from batchgen.io.columns import PromptColumns, missing_column
+from batchgen.io.remote import Location
 
 _TEXT = {pa.string(), pa.large_string(), pa.string_view()}
 _BYTES = {pa.binary(), pa.large_binary(), pa.binary_view()}
@@ -21,14 +21,14 @@ _IS_LIST = (
 )
 
 
-def unify(paths: Sequence[Path], schemas: Sequence[pa.Schema]) -> pa.Schema:
+def unify(paths: Sequence[Location], schemas: Sequence[pa.Schema]) -> pa.Schema:
     """One schema for all files: columns by name, the first file's first; null yields to any type, numbers widen.
 
     Every field is nullable, since a file may lack it. Raises InputError for a name that a file has twice and for a
     column whose types do not go together.
     """
     fields: dict[str, pa.Field] = {}
-    origins: dict[str, Path] = {}  # column -> the file whose type stands for it in messages
+    origins: dict[str, Location] = {}  # column -> the file whose type stands for it in messages
     for path, schema in zip(paths, schemas, strict=True):
         _refuse_doubled(path, schema.names)
         for field in schema:
@@ -41,7 +41,7 @@ def unify(paths: Sequence[Path], schemas: Sequence[pa.Schema]) -> pa.Schema:
     return pa.schema(fields.values())
 
 
-def check_prompt_columns(path: Path, schema: pa.Schema, columns: PromptColumns) -> None:
+def check_prompt_columns(path: Location, schema: pa.Schema, columns: PromptColumns) -> None:
     """Raise InputError for a named column that the file lacks, or whose type makes no prompt."""
     for column, setting in columns.settings.items():
         if column not in schema.names:
@@ -52,13 +52,13 @@ def check_prompt_columns(path: Path, schema: pa.Schema, columns: PromptColumns) 
             raise InputError(f"{path}: column {column!r} is {type}; input.{setting} needs {needed}")
 
 
-def _refuse_doubled(path: Path, names: Sequence[str]) -> None:
+def _refuse_doubled(path: Location, names: Sequence[str]) -> None:
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         raise InputError(f"{path}: more than one column is called {', '.join(map(repr, doubled))}; rename all but one")
 
 
-def _merge(known: pa.Field, field: pa.Field, known_path: Path, path: Path) -> pa.DataType:
+def _merge(known: pa.Field, field: pa.Field, known_path: Location, path: Location) -> pa.DataType:
     try:
         pair = [pa.schema([each.remove_metadata()]) for each in (known, field)]
         return pa.unify_schemas(pair, promote_options="permissive").field(0).type
@@ -76,6 +76,8 @@ def _what_is_needed(setting: str, type: pa.DataType) -> str | None:
         return "text"
     if setting == "messages" and not (_is_text_or_bytes(type) or _is_list_of(type, pa.types.is_struct)):
         return "a list of {role, content}, or text that holds one as JSON"
+    if setting == "sampling" and not (_is_text_or_bytes(type) or pa.types.is_struct(type)):
+        return "a struct of sampling keys, or text that holds one as JSON"
     if setting == "token_ids" and not _is_list_of(type, pa.types.is_integer):
         return "a list of integers"
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
@@ -12,7 +11,8 @@ from batchgen.io.columns import prompt_columns
 from batchgen.io.files import find_files
 from batchgen.io.jsonl import JsonlInput
 from batchgen.io.parquet import ParquetInput
-from batchgen.io.rows import Row, RowBatch
+from batchgen.io.remote import Location
+from batchgen.io.rows import Places, Row, RowBatch
 
 if TYPE_CHECKING:
     from batchgen.job_spec import InputSpec
@@ -25,12 +25,16 @@ class Input(Protocol):
     """
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[Location, ...]:
         """The input files in reading order."""
 
     @property
     def schema(self) -> pa.Schema:
         """The carried columns and their types. For JSON lines known once all rows have been read."""
+
+    @property
+    def places(self) -> Places:
+        """Where the rows come from that `read_rows` or `read_row_batches` has given."""
 
     def read_rows(self) -> Iterator[Row]:
         """Every row with the values that make its prompt; a row that cannot be read has an `error` instead."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +25,27 @@ class Row:
     place: str  # for messages: "data.jsonl line 3" or "data.parquet row 3", counted from 1 within the file
     values: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None  # why the record could not be read; `values` is then empty
+
+
+class Places:
+    """Where the rows of an input come from, for messages; rows that follow each other in a file take a few bytes."""
+
+    def __init__(self) -> None:
+        self._indices = array("q")  # of the first rows of such runs, ascending
+        self._numbers = array("q")  # theirs within their file
+        self._kinds: list[str] = []  # "data.jsonl line"
+
+    def add(self, index: int, kind: str, number: int) -> None:
+        """Row `index` of the input is `number` of its file, from 1; so are, until the next call, those behind it."""
+        if not self._kinds or self._kinds[-1] != kind or number - self._numbers[-1] != index - self._indices[-1]:
+            self._indices.append(index)
+            self._numbers.append(number)
+            self._kinds.append(kind)
+
+    def __getitem__(self, index: int) -> str:
+        """What `Row.place` was, of any row that has been read."""
+        run = bisect_right(self._indices, index) - 1
+        return f"{self._kinds[run]} {self._numbers[run] + index - self._indices[run]}"
 
 
 class RowBatch(Protocol):

@@ -8,30 +8,32 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import PurePath
 from typing import BinaryIO
 
 import pyarrow as pa
 
 from batchgen.errors import InputError
+from batchgen.io.remote import Location
 
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
 _MARKS = {"gzip": (b"\x1f\x8b",), "zstd": (b"\x28\xb5\x2f\xfd", *(bytes([n, 0x2A, 0x4D, 0x18]) for n in range(80, 96)))}
 _BUFFER_BYTES = 64 << 10
 
 
-def is_compressed(path: Path) -> bool:
+def is_compressed(path: PurePath | Location) -> bool:
     """True if the name ends as one that `open_bytes` decompresses."""
     return path.suffix.lower() in _CODECS
 
 
-def inner_name(path: Path) -> Path:
+def inner_name(path: PurePath | Location) -> PurePath:
     """The name of what is inside: `x.jsonl` for `x.jsonl.gz`, and any other name as it is."""
-    return path.with_suffix("") if is_compressed(path) else path
+    name = PurePath(path.name)
+    return name.with_suffix("") if is_compressed(name) else name
 
 
 @contextmanager
-def open_bytes(path: Path) -> Iterator[BinaryIO]:
+def open_bytes(path: Location) -> Iterator[BinaryIO]:
     """The decompressed bytes from the start, to be read once; what is held is a few MiB, or a zstd window (to 128 MiB).
 
     Raises InputError, also in the block, for a file that cannot be read, is not compressed as its name says, is
@@ -42,13 +44,12 @@ def open_bytes(path: Path) -> Iterator[BinaryIO]:
         if codec is None:
             yield file
             return
-        _check_mark(path, file.read(4), codec)
-        file.seek(0)
+        _check_mark(path, file.peek(4)[:4], codec)
         with io.BufferedReader(pa.CompressedInputStream(file, codec), _BUFFER_BYTES) as stream:
             yield stream
 
 
-def _check_mark(path: Path, head: bytes, codec: str) -> None:
+def _check_mark(path: Location, head: bytes, codec: str) -> None:
     if not head:
         raise InputError(f"{path}: the file is empty, not even an empty {codec} file")
     if not any(head.startswith(mark) or mark.startswith(head) for mark in _MARKS[codec]):
@@ -56,7 +57,7 @@ def _check_mark(path: Path, head: bytes, codec: str) -> None:
 
 
 @contextmanager
-def _naming(path: Path, codec: str | None) -> Iterator[None]:
+def _naming(path: Location, codec: str | None) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -6,10 +6,9 @@ Knows chunks, parts and their sizes; knows nothing of how a row was answered.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -28,7 +27,8 @@ from batchgen.io.journal import (
     write_chunk,
 )
 from batchgen.io.json_values import to_lines
-from batchgen.io.schema import ADDED_COLUMNS, output_schema
+from batchgen.io.remote import Location
+from batchgen.io.schema import added_columns, output_schema, with_origin
 from batchgen.request_output import RequestOutput
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ class ResultWriter:
         """How the rows that are committed ended, without their texts. Raises OutputError for a damaged journal."""
         return read_endings(self._chunks)
 
-    def write(self, output: RequestOutput) -> None:
-        """Take one finished sample of a row. Raises OutputError if a commit fails."""
-        self._waiting.append(output)
+    def write(self, *samples: RequestOutput) -> None:
+        """Take all samples of a finished row, which are committed together. Raises OutputError if a commit fails."""
+        self._waiting.extend(samples)
         self.commit_if_due()
 
     def commit_if_due(self) -> None:
@@ -79,26 +79,37 @@ class ResultWriter:
     def commit(self) -> None:
         """Make every row written so far durable."""
         if self._waiting:
+            self._folder.lock.check()
             path = self._folder.journal / f"chunk-{len(self._chunks):06d}.parquet"
             write_chunk(path, self._waiting)
             self._chunks.append(path)
             self._waiting = []
         self._last_commit = self._clock()
 
-    def finish(self, input: Input, prefix: str, format: Format = "parquet", *, rows_per_part: int = 1_000_000) -> None:
+    def finish(
+        self,
+        input: Input,
+        prefix: str,
+        format: Format = "parquet",
+        on_request: Collection[str] = (),
+        *,
+        origin: Mapping[str, str] | None = None,
+        rows_per_part: int = 1_000_000,
+    ) -> None:
         """Write `completions/part-…` from the journal and the input. Every input row must have been written.
 
+        `origin` goes into the metadata of every Parquet part, with `batchgen.` before its keys.
         Raises OutputError if the disk refuses, InputError if the input was changed meanwhile.
         """
         self.commit()
-        schema = output_schema(input.schema, prefix, format)
-        results = merge_chunks(self._chunks, self._folder.state / "merge")
-        batches = _with_results(input.read_batches(), results, schema)
+        schema = with_origin(output_schema(input.schema, prefix, format, on_request), origin or {})
+        results = merge_chunks(self._chunks, self._folder.scratch / "merge")
+        batches = _with_results(input.read_batches(), results, schema, added_columns(on_request))
         write_parts(self._folder.completions, batches, schema, format, rows_per_part)
 
 
 def write_parts(
-    folder: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema, format: Format, rows_per_part: int
+    folder: Location, batches: Iterable[pa.RecordBatch], schema: pa.Schema, format: Format, rows_per_part: int
 ) -> None:
     """Write part-00000.parquet, or .jsonl, and so on, each of `rows_per_part` rows but the last.
 
@@ -114,7 +125,7 @@ def write_parts(
 
 
 def _with_results(
-    batches: Iterable[pa.RecordBatch], results: Iterator[ResultRow], schema: pa.Schema
+    batches: Iterable[pa.RecordBatch], results: Iterator[ResultRow], schema: pa.Schema, added: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """The input's batches with our columns; a row with several samples is repeated."""
     samples_by_row = groupby(results, key=row_index)
@@ -124,7 +135,7 @@ def _with_results(
         found = [sample for row in rows for sample in _samples_of(row, samples_by_row)]
         if len(found) != batch.num_rows:
             batch = batch.take(pa.array([row_index(sample) - first_row for sample in found]))
-        yield pa.RecordBatch.from_arrays([*batch.columns, *to_arrays(found, ADDED_COLUMNS)], schema=schema)
+        yield pa.RecordBatch.from_arrays([*batch.columns, *to_arrays(found, added)], schema=schema)
         first_row = rows.stop
     assert next(samples_by_row, None) is None, f"a result beyond the last input row {first_row - 1}"
 
@@ -149,13 +160,13 @@ def _cut_at_parts(batches: Iterable[pa.RecordBatch], rows_per_part: int) -> Iter
             batch = batch.slice(piece.num_rows)
 
 
-def _write_lines(path: Path, batches: Iterable[pa.RecordBatch], _: pa.Schema) -> None:
+def _write_lines(path: Location, batches: Iterable[pa.RecordBatch], _: pa.Schema) -> None:
     with written_whole(path) as temporary, temporary.open("wb") as file:
         for batch in batches:
             file.writelines(to_lines(batch))
 
 
-def _write_parquet(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> None:
+def _write_parquet(path: Location, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> None:
     with written_whole(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
         for group in _row_groups(batches):
             writer.write_table(group, row_group_size=group.num_rows)

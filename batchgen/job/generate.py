@@ -12,20 +12,21 @@ from batchgen.engine.engine import Engine
 from batchgen.engine.request import Request
 from batchgen.job.interrupt import Interrupt
 from batchgen.job.load import Job
+from batchgen.job.outputs import Outputs
 from batchgen.job.planning import fit_pool, plan_rows
 from batchgen.job.progress import Progress
 from batchgen.job.results import Results
 from batchgen.job.target import Target
 from batchgen.job.tokenise import TokenisedRows
 from batchgen.models.attention import IMPLEMENTATION, make_backend
-from batchgen.models.device import available_memory
+from batchgen.models.device import available_memory, keep_freed_memory
+from batchgen.models.fuse import fuse
 from batchgen.models.kv_cache import PoolSize
 from batchgen.models.load import load_weights
 from batchgen.plan.groups import prefix_groups
 from batchgen.plan.plan import Plan
 from batchgen.plan.token_store import Positions
-from batchgen.prompts.detokenize import Detokenizer, StopMatcher
-from batchgen.request_output import RequestOutput
+from batchgen.sampling_params import SamplingParams
 from batchgen.stats.report import PlannedFigures
 from batchgen.stats.stopwatch import Stopwatch
 from batchgen.stats.tables import GroupPrefix
@@ -62,7 +63,7 @@ class Generation:
     groups: RowGroups
     pool: PoolSize
     engine: Engine
-    detokenizer: Detokenizer
+    outputs: Outputs
 
     def run(self, results: Results, interrupt: Interrupt, *, quiet: bool) -> None:
         """Run every planned row to its end; outputs go to `results` as they come.
@@ -74,10 +75,11 @@ class Generation:
         progress = Progress(num_rows, num_done, stats, self.pool.num_blocks, quiet=quiet)
         with interrupt.deferred(), results.committed_at_end(), progress:
             for finished in self.engine.run(self._requests()):
+                num_done = results.counts.num_done
                 for request in finished:
-                    results.add(_output(request, self.detokenizer))
+                    results.add(self.outputs.of(request), request.params.n)
                 results.commit_if_due()
-                progress.step_done(len(finished))
+                progress.step_done(results.counts.num_done - num_done)
                 if interrupt.is_requested:
                     break
 
@@ -98,25 +100,31 @@ class Generation:
         return GroupPrefix(self.rows.row_indices[int(positions.min())], num_tokens)
 
     def _requests(self) -> Iterator[Request]:
-        """The requests in visiting order, made when the engine wants them."""
-        params, rows, plan = self.target.params, self.rows, self.plan
-        end_token_ids = params.stop_token_ids
-        if not params.ignore_eos:
-            end_token_ids |= self.target.info.eos_token_ids
-        has_cache = self.engine.scheduler.cache.enabled
-        for place, position in enumerate(plan.order):
-            yield Request(
-                row_index=rows.row_indices[position],
-                prompt_token_ids=rows.store[position],
-                params=params,
-                draw_key=rows.draw_key(position),
-                max_tokens=int(rows.max_tokens[position]),
-                shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[place]),
-                num_seen_tokens=int(plan.seen[place]) if has_cache else 0,
-                group=self.groups.of(position),
-                end_token_ids=end_token_ids,
-                stop_condition=StopMatcher(self.detokenizer, params.stop) if params.stop else None,
-            )
+        """The first sample of every row in visiting order, with the others, made when the engine wants them."""
+        for place, position in enumerate(self.plan.order):
+            params = self.rows.sampling.params(position)
+            first, *later = (self._request(place, params, sample) for sample in range(params.n))
+            first.later_samples = later
+            for sample in later:  # what is known of the prompt is known for all of them
+                sample.prompt_logprobs = first.prompt_logprobs
+            yield first
+
+    def _request(self, place: int, params: SamplingParams, sample: int) -> Request:
+        rows, plan, position = self.rows, self.plan, self.plan.order[place]
+        ends = frozenset() if params.ignore_eos else self.target.info.eos_token_ids
+        return Request(
+            row_index=rows.row_indices[position],
+            prompt_token_ids=rows.store[position],
+            params=params,
+            draw_key=rows.draw_key(position),
+            max_tokens=int(rows.max_tokens[position]),
+            shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[place]),
+            num_seen_tokens=int(plan.seen[place]) if self.engine.scheduler.cache.enabled else 0,
+            group=self.groups.of(position),
+            end_token_ids=params.stop_token_ids | ends,
+            stop_condition=self.outputs.stop_condition(params),
+            sample_index=sample,
+        )
 
 
 def prepare_generation(
@@ -133,13 +141,17 @@ def prepare_generation(
         plan = plan_rows(job, target, rows, left)
     with watch.part("load"):
         model = load_weights(target.info, job.spec.model, target.device, IMPLEMENTATION)
+        if target.attention == "cpu":
+            keep_freed_memory()
+            fuse(model)
     with watch.part("plan"):
         plan, pool = fit_pool(job, target, rows, plan, results, available_memory(target.device))
     settings = _engine_settings(job, target, pool)
     backend = make_backend(target.attention)
     engine = assemble_engine(model, target.layers, backend, target.info.unused_token_ids, settings)
     groups = RowGroups(plan, len(rows), job.spec.engine.block_size)
-    return Generation(target, rows, plan, groups, pool, engine, Detokenizer(target.info.tokenizer))
+    outputs = Outputs(target.info.tokenizer, rows.places, token_ids=job.spec.output.token_ids)
+    return Generation(target, rows, plan, groups, pool, engine, outputs)
 
 
 def _engine_settings(job: Job, target: Target, pool: PoolSize) -> EngineSettings:
@@ -154,26 +166,3 @@ def _engine_settings(job: Job, target: Target, pool: PoolSize) -> EngineSettings
         max_model_len=target.max_model_len,
         by_prefix=engine.order == "prefix",
     )
-
-
-def _output(request: Request, detokenizer: Detokenizer) -> RequestOutput:
-    """The last form of a row: its text without what ended it, its error with its place."""
-    assert request.finish_reason is not None
-    return RequestOutput(
-        row_index=request.row_index,
-        finish_reason=request.finish_reason,
-        sample_index=request.sample_index,
-        completion=_text(request, detokenizer) if request.output_token_ids else None,
-        error=None if request.error is None else f"row {request.row_index + 1} of the input: {request.error}",
-        prompt_tokens=request.num_prompt_tokens,
-        completion_tokens=len(request.output_token_ids),
-        cached_tokens=request.num_cached_tokens,
-    )
-
-
-def _text(request: Request, detokenizer: Detokenizer) -> str:
-    """The completion as text: neither an end token nor a stop string is part of it."""
-    if isinstance(request.stop_condition, StopMatcher):
-        return request.stop_condition.text
-    token_ids = request.output_token_ids
-    return detokenizer.decode(token_ids[:-1] if token_ids[-1] in request.end_token_ids else token_ids)

@@ -59,7 +59,7 @@ class MemoryNeed:
     num_blocks: int | None  # of the pool; None: there is none, see `problem`
     pool_reason: str | None
     problem: str | None  # why the job cannot run here
-    rows_at_once: int | None  # expected, on average
+    rows_at_once: int | None  # expected, on average; of rows with several samples each sample counts
     max_num_seqs: int
 
 
@@ -84,6 +84,7 @@ class JobPlan:
     num_bad: int
     bad_rows: Sequence[BadKind]  # the first few faults
     max_errors: int | None  # more bad rows than this and a run stops
+    num_samples: int  # of every row
     num_prompt_tokens: int
     num_unique_tokens: int  # that any engine must compute, block borders aside
     block_size: int
@@ -121,6 +122,8 @@ Lines = Iterator[tuple[str, str]]
 
 def _rows(plan: JobPlan) -> Lines:
     yield "rows", f"{plan.num_rows:,}: {plan.num_rows - plan.num_bad:,} good, {plan.num_bad:,} bad"
+    if plan.num_samples > 1:
+        yield "samples", f"{plan.num_samples:,} a row; its prompt counts, and is computed, once"
     for kind in plan.bad_rows:
         yield "  bad", f"{kind.error} ({count(kind.num_rows, 'row')})"
     if plan.max_errors is not None and plan.num_bad > plan.max_errors:

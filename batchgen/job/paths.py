@@ -14,12 +14,14 @@ from pathlib import Path
 from batchgen.errors import SpecError
 from batchgen.job_spec import JobSpec
 
+_LOCAL_URL = re.compile("^(file|local)://")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def absolute_path(text: str, folder: Path) -> str:
-    """The path that `text` names when it is written in a file of `folder`; a URL stays. Raises SpecError."""
-    text = _expand(text)
+    """The path that `text` names when it is written in a file of `folder`; a URL stays, unless it is
+    one of a local file. Raises SpecError."""
+    text = _LOCAL_URL.sub("", _expand(text))
     if "://" in text:
         return text
     path = Path(text)
@@ -49,10 +51,8 @@ def output_conflicts(spec: JobSpec, job_path: Path) -> Iterator[str]:
     A pattern is compared as it is written; the reader knows the files that it names and compares those.
     """
     output = spec.output.path
-    if "://" in output:
-        return
     inputs = [spec.input.path] if isinstance(spec.input.path, str) else spec.input.path
-    for path in (path for path in inputs if "://" not in path):
+    for path in inputs:
         if _holds(output, path) or _holds(path, output):
             yield f"would mix with the input {path}; choose another folder"
     if os.path.isabs(spec.model.path) and _holds(output, spec.model.path):
@@ -80,5 +80,7 @@ def _expand(text: str) -> str:
 
 def _holds(folder: str, path: str) -> bool:
     """Whether `path` is `folder` or lies in it, through any links."""
+    if "://" in folder or "://" in path:
+        return f"{path}/".startswith(f"{folder.rstrip('/')}/")
     folder, path = os.path.realpath(folder), os.path.realpath(path)
     return os.path.commonpath([folder, path]) == folder

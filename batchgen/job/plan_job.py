@@ -12,6 +12,7 @@ import numpy as np
 from batchgen.engine.expected_tokens import ExpectedTokens
 from batchgen.errors import CapacityError, OutputError
 from batchgen.io.readers import open_input
+from batchgen.io.remote import locate
 from batchgen.job.job_plan import (
     SCHEMA_VERSION,
     BadKind,
@@ -69,6 +70,7 @@ def _describe(
         num_bad=bad_rows.counts.num_failed,
         bad_rows=bad_rows.kinds(),
         max_errors=max_errors(job.spec),
+        num_samples=target.params.n,
         num_prompt_tokens=plan.num_prompt_tokens,
         num_unique_tokens=plan.num_unique_tokens,
         block_size=engine.block_size,
@@ -76,7 +78,7 @@ def _describe(
         block_sizes=[BlockSizeFigures(size, hits, plan.tail_waste[size]) for size, hits in plan.ceilings.items()],
         groups=_groups(plan, rows, engine.block_size),
         difference=_difference(plan, rows, target),
-        memory=_memory(job, target, plan, pool, problem, rows_at_once),
+        memory=_memory(job, target, rows, plan, pool, problem, rows_at_once),
         time=_time(job, target, rows, plan, tokens_per_second),
     )
 
@@ -144,7 +146,13 @@ def _difference(plan: Plan, rows: TokenisedRows, target: Target) -> Difference |
 
 
 def _memory(
-    job: Job, target: Target, plan: Plan, pool: PoolSize | None, problem: str | None, rows_at_once: int | None
+    job: Job,
+    target: Target,
+    rows: TokenisedRows,
+    plan: Plan,
+    pool: PoolSize | None,
+    problem: str | None,
+    rows_at_once: int | None,
 ) -> MemoryNeed:
     engine = job.spec.engine
     return MemoryNeed(
@@ -152,7 +160,7 @@ def _memory(
         available=available_memory(target.device),
         memory_fraction=engine.memory_fraction,
         weights=target.info.weight_bytes,
-        steps=bytes_for_steps(target, len(plan.order)),
+        steps=bytes_for_steps(target, rows, len(plan.order)),
         block=block_bytes(target.layers, engine.block_size, target.info.dtype),
         num_blocks_needed=plan.num_blocks_needed,
         num_blocks=None if pool is None else pool.num_blocks,
@@ -164,19 +172,22 @@ def _memory(
 
 
 def _rows_at_once(job: Job, target: Target, rows: TokenisedRows, plan: Plan, pool: PoolSize) -> int:
-    """How many rows the pool admits while nothing is known of the output, if all rows were as the average one."""
+    """How many samples the pool admits while nothing is known of the output, if all rows were as the average one."""
     block_size, lengths = job.spec.engine.block_size, rows.store.lengths(plan.order)
     reserved = np.minimum(rows.max_tokens[plan.order], ExpectedTokens(job.spec.engine.expected_tokens).value)
     hits = num_hit_blocks(lengths, plan.seen, block_size) if job.spec.engine.prefix_cache else 0
-    num_blocks = int((-(-(lengths + reserved - 1) // block_size) - hits).sum())
-    fitting = pool.num_blocks * len(lengths) // max(num_blocks, 1)
-    return min(max(fitting, 1), target.max_num_seqs, len(lengths))
+    samples = np.broadcast_to(rows.sampling.num_samples, len(rows))[plan.order]
+    blocks, num_later = -(-(lengths + reserved - 1) // block_size), samples - 1
+    num_blocks = int((blocks - hits + num_later * (blocks - lengths // block_size)).sum())
+    num_samples = int(samples.sum())
+    fitting = pool.num_blocks * num_samples // max(num_blocks, 1)
+    return min(max(fitting, 1), target.max_num_seqs, num_samples)
 
 
 def _time(job: Job, target: Target, rows: TokenisedRows, plan: Plan, tokens_per_second: float | None) -> TimeEstimate:
     earlier = _earlier_run(job)
-    output, output_source = _output_tokens(job, target, earlier)
-    num_output = int(np.minimum(rows.max_tokens[plan.order], output).sum())
+    output, output_source = _output_tokens(job, rows, earlier)
+    num_output = int((np.minimum(rows.max_tokens, output) * rows.sampling.num_samples)[plan.order].sum())
     num_computed = plan.num_prompt_tokens - plan.hit_ceiling + num_output
     rate, source = tokens_per_second, "--tokens-per-second"
     if rate is None and earlier is not None and earlier.computed_tokens_per_second:  # not 0: every row failed
@@ -191,14 +202,15 @@ def _time(job: Job, target: Target, rows: TokenisedRows, plan: Plan, tokens_per_
     )
 
 
-def _output_tokens(job: Job, target: Target, earlier: RunReport | None) -> tuple[float, str]:
+def _output_tokens(job: Job, rows: TokenisedRows, earlier: RunReport | None) -> tuple[float, str]:
     """Tokens of a completion, and how we know."""
-    if earlier is not None and earlier.num_ok:
-        return earlier.num_output_tokens / earlier.num_ok, "as long on average as in the earlier run"
+    if earlier is not None and earlier.num_samples:
+        return earlier.num_output_tokens / earlier.num_samples, "as long on average as in the earlier run"
     if job.spec.engine.expected_tokens is not None:
         return job.spec.engine.expected_tokens, "engine.expected_tokens a row"
-    if target.params.max_tokens is not None:
-        return target.params.max_tokens, "sampling.max_tokens a row, the most there can be"
+    limits = [params.max_tokens for params in rows.sampling.distinct]
+    if None not in limits:
+        return max(limit or 0 for limit in limits), "sampling.max_tokens a row, the most there can be"
     guess = ExpectedTokens().value
     return guess, f"{guess} a row, a guess, as sampling.max_tokens is not set"
 
@@ -206,6 +218,6 @@ def _output_tokens(job: Job, target: Target, earlier: RunReport | None) -> tuple
 def _earlier_run(job: Job) -> RunReport | None:
     """The report of a finished run in the output folder, if there is one that can be read."""
     try:
-        return read_report(Path(job.spec.output.path))
+        return read_report(locate(job.spec.output.path))
     except OutputError:
         return None

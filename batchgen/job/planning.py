@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from batchgen.engine.step import MAX_PROMPT_LOGITS
 from batchgen.job.load import Job
 from batchgen.job.target import Target
 from batchgen.job.tokenise import BadRows, TokenisedRows
@@ -23,6 +24,8 @@ def plan_rows(job: Job, target: Target, rows: TokenisedRows, positions: Position
         max_num_seqs=target.max_num_seqs,
         by_prefix=engine.order == "prefix",
         share=engine.prefix_cache,
+        num_samples=rows.sampling.num_samples,
+        scored=rows.sampling.is_scored,
     )
 
 
@@ -40,27 +43,30 @@ def fit_pool(
         info.dtype,
         num_blocks=engine.num_blocks,
         num_blocks_needed=plan.num_blocks_needed,
-        available_bytes=max(available_bytes - bytes_for_steps(target, len(plan.order)), 0),
+        available_bytes=max(available_bytes - bytes_for_steps(target, rows, len(plan.order)), 0),
         memory_fraction=engine.memory_fraction,
     )
     capacity = pool.num_blocks * engine.block_size
     too_long = plan.order[rows.store.lengths(plan.order) > capacity]
     for position in too_long.tolist():
         row_index, length = rows.row_indices[position], len(rows.store[position])
-        bad_rows.fail(row_index, _does_not_fit(row_index, length, capacity), length)
+        bad_rows.fail(row_index, _does_not_fit(rows.places[row_index], length, capacity), length)
     if len(too_long):
         plan = plan_rows(job, target, rows, np.setdiff1d(plan.order, too_long))
     return plan, pool
 
 
-def bytes_for_steps(target: Target, num_rows: int) -> int:
-    """What the largest step of a job of so many rows needs beside weights and KV."""
-    info, rows_at_once = target.info, min(target.max_num_seqs, num_rows)
-    return step_bytes(info.config.hidden_size, info.vocab_size, rows_at_once, target.max_batched_tokens, info.dtype)
+def bytes_for_steps(target: Target, rows: TokenisedRows, num_rows: int) -> int:
+    """What the largest step of so many rows of a job needs beside weights and KV."""
+    info, num_samples = target.info, int(np.max(rows.sampling.num_samples))
+    # All samples of a row draw in the step that ends its prompt, also those that have to wait then.
+    num_draws = min(target.max_num_seqs, num_rows * num_samples) + num_samples - 1
+    num_logits = num_draws + (MAX_PROMPT_LOGITS if np.any(rows.sampling.is_scored) else 0)
+    return step_bytes(info.config.hidden_size, info.vocab_size, num_logits, target.max_batched_tokens, info.dtype)
 
 
-def _does_not_fit(row_index: int, length: int, capacity: int) -> str:
+def _does_not_fit(place: str, length: int, capacity: int) -> str:
     return (
-        f"row {row_index + 1} of the input: the prompt needs {length} tokens of KV cache, the whole pool has "
+        f"{place}: the prompt needs {length} tokens of KV cache, the whole pool has "
         f"{capacity}; raise engine.num_blocks or engine.memory_fraction"
     )

@@ -9,12 +9,13 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml.nodes import MappingNode
 
-from batchgen.job.document import Key, Problem, find, written
+from batchgen.job.document import Key, Problem, dotted, find, written
 from batchgen.job_spec import LIST_BRANCH, TEXT_BRANCH, JobSpec
 
 # pydantic's error type -> what was expected; braces are filled from the error's own context.
 _EXPECTED = {
     "bool_type": "true or false",
+    "dict_type": "keys with values",
     "finite_number": "a finite number",
     "float_type": "a number",
     "greater_than": "more than {gt}",
@@ -49,6 +50,7 @@ FOREIGN_NAMES = {
     "gpu_memory_utilization": "memory_fraction",
     "id_column": "id",
     "max_batch_size": "max_num_seqs",
+    "logits_bias": "logit_bias",
     "max_completion_tokens": "max_tokens",
     "max_gen_toks": "max_tokens",
     "max_length": "max_tokens",
@@ -58,6 +60,8 @@ FOREIGN_NAMES = {
     "max_rows": "limit",
     "max_seq_len": "max_model_len",
     "max_seq_length": "max_model_len",
+    "min_length": "min_tokens",
+    "min_new_tokens": "min_tokens",
     "model": "path",
     "model_name_or_path": "path",
     "name": "path",
@@ -67,17 +71,30 @@ FOREIGN_NAMES = {
     "pretrained": "path",
     "prompt_column": "prompt",
     "random_seed": "seed",
+    "rep_penalty": "repetition_penalty",
+    "repeat_penalty": "repetition_penalty",
     "repo_id": "path",
     "stop_sequences": "stop",
     "stop_strings": "stop",
     "system_prompt": "system",
     "temp": "temperature",
+    "top_logprobs": "logprobs",
     "torch_dtype": "dtype",
 }
 
 
 def schema_problems(error: ValidationError, root: MappingNode) -> list[Problem]:
     return [_problem(item, root) for item in error.errors(include_url=False)]
+
+
+def values_problem(error: ValidationError, section: str) -> str:
+    """The first thing that values of a section, given elsewhere than in a job file, have against the schema."""
+    item = error.errors(include_url=False)[0]
+    key: Key = tuple(part for part in item["loc"] if part not in (TEXT_BRANCH, LIST_BRANCH))
+    if item["type"] == "extra_forbidden":
+        return f"{dotted(key)}: unknown key; {_advice((section, *key))}"
+    got = repr(item["input"])
+    return f"{dotted(key)}: {_expectation(item)}, got {got if len(got) <= 60 else got[:60] + '…'}"
 
 
 def section_keys(section: str | None) -> list[str]:
@@ -100,8 +117,12 @@ def _problem(item: Mapping[str, Any], root: MappingNode) -> Problem:
     got = "" if found.node is None else f", got {written(found.node)}"
     if item["type"] == "value_error":  # our own words, from spec.py; those about a whole section say what they found
         return Problem(found.place, key, f"{item['ctx']['error']}{'' if isinstance(found.node, MappingNode) else got}")
+    return Problem(found.place, key, f"{_expectation(item)}{got}")
+
+
+def _expectation(item: Mapping[str, Any]) -> str:
     limits = {name: f"{value:g}" if isinstance(value, float) else value for name, value in item.get("ctx", {}).items()}
-    return Problem(found.place, key, f"expected {_EXPECTED[item['type']].format_map(limits)}{got}")
+    return f"expected {_EXPECTED[item['type']].format_map(limits)}"
 
 
 def _advice(key: Key) -> str:

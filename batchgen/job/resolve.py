@@ -17,12 +17,13 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.representer import SafeRepresenter
 
-from batchgen.errors import ModelError
+from batchgen.errors import ModelError, RowError, SpecError
 from batchgen.job.load import Job
+from batchgen.job.token_values import TokenValues
 from batchgen.job_spec import SamplingSpec
 from batchgen.sampling_params import SamplingParams
 
-_FROM_MODEL = ("temperature", "top_p", "top_k", "min_p")
+_FROM_SAMPLING_MODEL = ("temperature", "top_p", "top_k", "min_p")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +35,17 @@ class Setting:
     source: str  # "--set" | "job" | "model" | "default"
 
 
-def resolve_sampling(job: Job, generation_config: Mapping[str, Any]) -> tuple[SamplingParams, list[Setting]]:
+def resolve_sampling(
+    job: Job, generation_config: Mapping[str, Any], tokens: TokenValues
+) -> tuple[SamplingParams, list[Setting]]:
     """The sampling values of a job, each with its source.
 
-    Raises ModelError where the model's file has a value that cannot be used and the job file does not give its own.
+    Raises ModelError where the model's file has a value that cannot be used and the job file does not give its own,
+    SpecError where the job file names what is no token of the model.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
     defaults["seed"] = secrets.randbits(32)  # the user's own seeds may be longer
+    defaults["logit_bias"] = {}  # as a job file has it
     chosen = {name: getattr(job.spec.sampling, name) for name in defaults if f"sampling.{name}" in job.sources}
     given = {name: value for name, value in chosen.items() if value is not None}  # null leaves it to the next
     model = _model_values(generation_config, given)
@@ -54,8 +59,10 @@ def resolve_sampling(job: Job, generation_config: Mapping[str, Any]) -> tuple[Sa
         else:
             settings.append(Setting(key, default, "default"))
     values = {setting.key.removeprefix("sampling."): setting.value for setting in settings}
-    values["stop_token_ids"] = frozenset(values["stop_token_ids"])
-    return SamplingParams(**values), settings
+    try:
+        return SamplingParams(**tokens.resolve(values)), settings
+    except RowError as error:
+        raise SpecError([f"{job.path}: sampling.{error}"]) from None
 
 
 def resolved_document(job: Job, settings: Sequence[Setting], extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,12 +105,13 @@ _ExactText.add_multi_representer(str, _ExactText.represent_str)  # enums, torch'
 
 
 def _model_values(generation_config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the model's file decides and the job file does not: nothing, unless it says that the model samples."""
-    if generation_config.get("do_sample") is not True:
-        return {}
-    # A file with do_sample and no temperature samples at 1.0; it is not greedy.
-    found = {name: value for name in _FROM_MODEL if (value := generation_config.get(name)) is not None}
-    values = {name: value for name, value in ({"temperature": 1.0} | found).items() if name not in given}
+    """What the model's file decides and the job file does not: how to draw only if it says that the model samples."""
+    defaults, names = {}, ["repetition_penalty"]
+    if generation_config.get("do_sample") is True:
+        # A file with do_sample and no temperature samples at 1.0; it is not greedy.
+        defaults, names = {"temperature": 1.0}, [*_FROM_SAMPLING_MODEL, *names]
+    found = {name: value for name in names if (value := generation_config.get(name)) is not None}
+    values = {name: value for name, value in (defaults | found).items() if name not in given}
     try:
         checked = SamplingSpec.model_validate(values)
     except ValidationError as error:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +19,8 @@ from batchgen.job_spec import JobSpec, OutputSpec
 from batchgen.plan.token_store import Positions
 from batchgen.request_output import FinishReason, RequestOutput
 from batchgen.stats.report import RowCounts
+
+log = logging.getLogger("batchgen")
 
 
 def max_errors(spec: JobSpec) -> int | None:
@@ -32,6 +37,7 @@ class Results:
     def __init__(self, writer: ResultWriter, spec: JobSpec) -> None:
         self.counts = RowCounts()
         self._writer = writer
+        self._unfinished: dict[int, list[RequestOutput]] = {}  # row -> its samples so far
         self._max_errors = max_errors(spec)
         self._committed = self._resume()  # [rows] int64, ascending: of earlier sessions
 
@@ -39,24 +45,37 @@ class Results:
         """Where in `row_indices` the rows stand that no earlier session committed."""
         return np.flatnonzero(~np.isin(np.frombuffer(row_indices, np.int64), self._committed, assume_unique=True))
 
-    def add(self, output: RequestOutput) -> None:
-        """Write an output. Raises InputError when there are more bad rows than the job allows."""
-        self._writer.write(output)
-        self._count(output)
+    def add(self, output: RequestOutput, num_samples: int) -> None:
+        """Take one of the `num_samples` of a row, which is written, and counted, when all its samples have ended.
+
+        Raises InputError when there are more bad rows than the job allows.
+        """
+        samples = self._unfinished.setdefault(output.row_index, [])
+        samples.append(output)
+        if len(samples) == num_samples:
+            self._write(self._unfinished.pop(output.row_index))
+
+    def _write(self, samples: Sequence[RequestOutput]) -> None:
+        self._writer.write(*samples)
+        self._count(samples)
 
     def _resume(self) -> npt.NDArray[np.int64]:
         committed = array("q")
-        for output in self._writer.endings():
-            self._count(output)
-            committed.append(output.row_index)
+        for row_index, samples in groupby(self._writer.endings(), key=attrgetter("row_index")):
+            self._count(list(samples))
+            committed.append(row_index)
         self.counts.num_resumed = len(committed)
+        if committed:
+            log.info("continues, %d rows are done already", len(committed))
         return np.sort(np.frombuffer(committed, np.int64)) if committed else np.empty(0, np.int64)
 
     def _is_committed(self, row_index: int) -> bool:
         place = int(np.searchsorted(self._committed, row_index))
         return place < len(self._committed) and int(self._committed[place]) == row_index
 
-    def _count(self, output: RequestOutput) -> None:
+    def _count(self, samples: Sequence[RequestOutput]) -> None:
+        """A row is as bad as the worst of its samples."""
+        output = next((sample for sample in samples if sample.finish_reason is FinishReason.ERROR), samples[0])
         self.counts.observe(output)
         if self._max_errors is not None and self.counts.num_failed > self._max_errors:
             raise InputError(
@@ -65,19 +84,19 @@ class Results:
             )
 
     def fail(self, row_index: int, error: str, prompt_tokens: int | None = None) -> None:
-        """A row that never ran; nothing happens where it is committed."""
+        """A row that never ran, so that it has no samples but one output; nothing happens where it is committed."""
         if self._is_committed(row_index):
             return
-        self.add(
-            RequestOutput(
-                row_index,
-                FinishReason.ERROR,
-                error=error,
-                prompt_tokens=prompt_tokens,
-                completion_tokens=None if prompt_tokens is None else 0,
-                cached_tokens=None if prompt_tokens is None else 0,
-            )
+        num_tokens = None if prompt_tokens is None else 0
+        output = RequestOutput(
+            row_index,
+            FinishReason.ERROR,
+            error=error,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=num_tokens,
+            cached_tokens=num_tokens,
         )
+        self._write([output])
 
     @contextmanager
     def committed_at_end(self) -> Iterator[None]:
@@ -91,6 +110,11 @@ class Results:
         """Let a commit happen by time also while no row ends."""
         self._writer.commit_if_due()
 
-    def finish(self, source: Input, output: OutputSpec) -> None:
-        """Write the parts in input order."""
-        self._writer.finish(source, output.prefix, output.format)
+    def finish(
+        self, source: Input, output: OutputSpec, origin: Mapping[str, str], on_request: Collection[str] = ()
+    ) -> None:
+        """Write the parts in input order, with those columns `on_request` that only some jobs have.
+
+        `origin` is what the parts say of the run that wrote them.
+        """
+        self._writer.finish(source, output.prefix, output.format, on_request, origin=origin)

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
-from hashlib import blake2b, file_digest
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
 from batchgen import __version__
-from batchgen.errors import InputError, OutputError
+from batchgen.errors import OutputError
+from batchgen.io.finished import forget_failed, import_results
 from batchgen.io.folder import OutputFolder
+from batchgen.io.remote import Location, state_of
+from batchgen.job.input_files import appended_files, digest_of_start, in_words, input_key, reading
 from batchgen.job.load import Job
 from batchgen.job.resolve import plain
 from batchgen.job.run_state import Earlier, RunState
 from batchgen.job.target import Target
+from batchgen.job_spec import OutputSpec
 from batchgen.models.identity import model_identity
+from batchgen.stats.artifact import read_report
 
 
 class Start(Enum):
@@ -29,6 +33,7 @@ class Start(Enum):
 
     FRESH = auto()
     RESUMED = auto()
+    REOPENED = auto()  # it was finished; rows have come, or failed ones run again
     COMPLETE = auto()  # nothing is left to do
 
 
@@ -38,27 +43,52 @@ class Session:
 
     start: Start
     state: RunState
+    only_failed: bool = False
+
+    def claimed(self, folder: OutputFolder) -> AbstractContextManager[None]:
+        """The folder for this session, with what it needs of the earlier ones."""
+        return folder.claimed(resume=self.start is Start.RESUMED, reopen=self.start is Start.REOPENED)
+
+    def recall(self, folder: OutputFolder, output: OutputSpec) -> None:
+        """Make the journal hold the rows that this session need not run. Raises OutputError."""
+        if self.start is Start.REOPENED:
+            import_results(folder, output.prefix, output.format, without_failed=self.only_failed)
+        elif self.start is Start.RESUMED and self.only_failed:
+            forget_failed(folder)
 
 
 def decide(
-    job: Job, target: Target, files: Sequence[Path], folder: OutputFolder, earlier: Earlier | None, now: datetime
+    job: Job,
+    target: Target,
+    files: Sequence[Location],
+    folder: OutputFolder,
+    earlier: Earlier | None,
+    now: datetime,
+    *,
+    only_failed: bool = False,
 ) -> Session:
     """How this session starts, given the run that is in the folder already.
 
     Raises OutputError naming every difference where that is the run of another job and must not be overwritten.
     """
-    old = None if earlier is None else earlier.state
+    if earlier is None:
+        if only_failed:
+            raise OutputError(f"{folder.path}: holds no run whose failed rows could run again; run it without --only")
+        fingerprint, mtimes = _fingerprint(job, target, files, None)
+        return Session(Start.FRESH, RunState(fingerprint, mtimes, target.params.seed, now.isoformat()))
+    old = earlier.state
     fingerprint, mtimes = _fingerprint(job, target, files, old)
-    fresh = RunState(fingerprint, mtimes, target.params.seed, now.isoformat())
-    if earlier is None or old is None:
-        return Session(Start.FRESH, fresh)
-    differences = list(old.differences(fingerprint, job.spec.sampling.seed))
+    appended = appended_files(old.fingerprint, fingerprint, files)
+    differences = list(old.differences(fingerprint, job.spec.sampling.seed, appended))
+    continued = RunState(fingerprint, mtimes, old.seed, old.clock)
     if not differences and not earlier.is_finished:
-        return Session(Start.RESUMED, RunState(fingerprint, mtimes, old.seed, old.clock))
-    if folder.overwrite:
-        return Session(Start.FRESH, fresh)
+        return Session(Start.RESUMED, continued, only_failed)
+    if not differences and only_failed and read_report(folder.path).num_failed:
+        return Session(Start.REOPENED, continued, only_failed)
+    if folder.overwrite and not only_failed:
+        return Session(Start.FRESH, RunState(fingerprint, mtimes, target.params.seed, now.isoformat()))
     if not differences:
-        return Session(Start.COMPLETE, old)
+        return Session(Start.REOPENED, continued) if appended else Session(Start.COMPLETE, old)
     kind = "a finished run" if earlier.is_finished else "an unfinished run"
     raise OutputError(
         "\n  ".join([f"{folder.path}: holds {kind} of another job already; what differs:", *differences])
@@ -67,14 +97,17 @@ def decide(
 
 
 def _fingerprint(
-    job: Job, target: Target, files: Sequence[Path], old: RunState | None
+    job: Job, target: Target, files: Sequence[Location], old: RunState | None
 ) -> tuple[dict[str, str], dict[str, int]]:
     """Everything but the seed that changes answers, and the times of the input files. Raises InputError."""
     spec = job.spec
     mtimes: dict[str, int] = {}
     contents: dict[str, str] = {}
     for number, path in enumerate(files):
-        contents[f"input file {number + 1}"], mtimes[str(path)] = _content(path, f"input file {number + 1}", old)
+        key = input_key(number)
+        contents[key], mtime = _content(path, key, old)
+        if mtime is not None:
+            mtimes[str(path)] = mtime
     sampling = {name: getattr(target.params, name) for name in type(spec.sampling).model_fields if name != "seed"}
     return {
         **contents,
@@ -83,6 +116,7 @@ def _fingerprint(
         **{f"sampling.{name}": _text(value) for name, value in sampling.items()},
         "output.format": spec.output.format,
         "output.prefix": _text(spec.output.prefix),
+        "output.token_ids": _text(spec.output.token_ids),
         "engine.max_model_len": _text(target.max_model_len),
         "version of batchgen": __version__,
         "version of torch": str(torch.__version__),
@@ -90,19 +124,19 @@ def _fingerprint(
     }, mtimes
 
 
-def _content(path: Path, key: str, old: RunState | None) -> tuple[str, int]:
-    """An input file in words, and its time. One that has the size and time of the earlier session is not read."""
-    try:
-        state = path.stat()
-        start = f"{path}, {state.st_size} bytes, blake2b "
-        known = old.fingerprint.get(key, "") if old and old.mtimes.get(str(path)) == state.st_mtime_ns else ""
-        if known.startswith(start):
-            return known, state.st_mtime_ns
-        with path.open("rb") as file:
-            digest = file_digest(file, lambda: blake2b(digest_size=16)).hexdigest()
-        return start + digest, state.st_mtime_ns
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+def _content(path: Location, key: str, old: RunState | None) -> tuple[str, int | None]:
+    """An input file in words, and its time. One that has the size and time of the earlier session is not read.
+
+    In a store, what that says of the object, such as its ETag, stands for the content where there is such a thing.
+    """
+    with reading(path):
+        size, stamp = state_of(path)
+        if isinstance(stamp, str):
+            return f"{path}, {size} bytes, {stamp}", None
+        known = old.fingerprint.get(key, "") if old and stamp and old.mtimes.get(str(path)) == stamp else ""
+        if known.startswith(in_words(path, size, "")):
+            return known, stamp
+        return in_words(path, size, digest_of_start(path, size)), stamp
 
 
 def _text(value: Any) -> str:

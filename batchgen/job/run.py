@@ -23,6 +23,7 @@ from batchgen.io.writers import ResultWriter
 from batchgen.job.generate import Generation, prepare_generation
 from batchgen.job.interrupt import Interrupt
 from batchgen.job.load import Job
+from batchgen.job.outputs import columns_on_request
 from batchgen.job.resolve import Setting, dump_yaml, resolved_document
 from batchgen.job.results import Results
 from batchgen.job.resume import Start, decide
@@ -41,9 +42,12 @@ from batchgen.stats.tables import GROUPS, STEPS, groups_table, job_table, steps_
 log = logging.getLogger("batchgen")
 
 
-def run_job(job: Job, *, quiet: bool = False, interrupt: Interrupt | None = None) -> RunReport:
+def run_job(
+    job: Job, *, quiet: bool = False, interrupt: Interrupt | None = None, only_failed: bool = False
+) -> RunReport:
     """Run a job from its input to the finished output folder, or on from where an earlier session of it stopped.
 
+    `only_failed`: rows of an earlier session that failed run again, also those of a finished run.
     Raises a BatchgenError when the job, its input, its model or its output folder is refused, and Interrupted when
     `interrupt` is entered and a signal comes.
     """
@@ -54,29 +58,29 @@ def run_job(job: Job, *, quiet: bool = False, interrupt: Interrupt | None = None
     folder.check([*source.files, job.path], is_known=earlier is not None)
     with watch.part("inspect"):
         target = inspect_target(job)
-        session = decide(job, target, source.files, folder, earlier, started)
+        session = decide(job, target, source.files, folder, earlier, started, only_failed=only_failed)
         if session.start is Start.COMPLETE:
             log.info("%s: this job is complete already; nothing to do", folder.path)
             return read_report(folder.path)
         check_weights_fit(target.info, target.device, spec.engine.memory_fraction)
     target, state = target.with_seed(session.state.seed), session.state
     encoder = row_encoder(target, spec.input, state.now)
-    with folder.claimed(resume=session.start is Start.RESUMED):
+    with session.claimed(folder):
+        session.recall(folder, spec.output)
         results = Results(ResultWriter(folder), spec)
-        if session.start is Start.RESUMED:
-            log.info("%s: continues, %d rows are done already", folder.path, results.counts.num_resumed)
         with watch.part("tokenise"):
-            store = TokenStore(folder.state / "tokens.bin")
+            store = TokenStore(folder.scratch / "tokens.bin")
             rows = tokenise(source, encoder, target, results, store, quiet=quiet)
         # refuses names and types that cannot be written; those of JSON lines are known only now
-        output_schema(source.schema, spec.output.prefix, spec.output.format)
+        on_request = columns_on_request(spec.output, rows.sampling)
+        output_schema(source.schema, spec.output.prefix, spec.output.format, on_request)
         generation = prepare_generation(job, target, rows, results, watch)
         folder.begin(state.to_json())
         if generation is not None:
             with watch.part("run"):
                 generation.run(results, interrupt or Interrupt(), quiet=quiet)
         with watch.part("write"):
-            results.finish(source, spec.output)
+            results.finish(source, spec.output, {"job": str(job.path), "model": spec.model.path}, on_request)
         report = _report(job, target, results, generation, watch, started)
         write_report(folder, _artifact(report, generation, _resolved_job(job, target, generation, report, state)))
         folder.mark_success()

@@ -6,16 +6,19 @@ An unfinished run keeps it in `.state/run.json`, a finished one under `run` in `
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from batchgen.io.folder import OutputFolder
+from batchgen.io.remote import Location
+
+log = logging.getLogger("batchgen")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +51,14 @@ class RunState:
             raise ValueError("no fingerprint")
         return state
 
-    def differences(self, fingerprint: Mapping[str, str], seed: int | None) -> Iterator[str]:
-        """A line for everything that a job with this fingerprint has otherwise; seed None: any is right."""
-        old, new = {**self.fingerprint}, {**fingerprint}
+    def differences(
+        self, fingerprint: Mapping[str, str], seed: int | None, accepted: Collection[str] = ()
+    ) -> Iterator[str]:
+        """A line for everything but the `accepted` keys that a job with this fingerprint has otherwise.
+
+        Seed None: any is right.
+        """
+        old, new = ({key: kept[key] for key in kept if key not in accepted} for kept in (self.fingerprint, fingerprint))
         if seed is not None:
             old["sampling.seed"], new["sampling.seed"] = str(self.seed), str(seed)
         for key in [*old, *(key for key in new if key not in old)]:
@@ -67,18 +75,21 @@ class Earlier:
 
 
 def read_earlier(folder: OutputFolder) -> Earlier | None:
-    """The run in a folder; None where there is none, or where it cannot be told which."""
+    """The run in a folder; None where there is none, or, which is logged, where it cannot be told which."""
     is_finished = folder.success.exists()
     read, path = (_in_job_yaml, folder.job_yaml) if is_finished else (_in_run_json, folder.run_json)
     try:
         return Earlier(RunState.from_dict(read(path)), is_finished)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, YAMLError):
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, YAMLError) as error:
+        log.warning("%s: does not say which run is in the folder (%s), so it cannot be continued", path, error)
         return None
 
 
-def _in_run_json(path: Path) -> Any:
+def _in_run_json(path: Location) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _in_job_yaml(path: Path) -> Any:
-    return YAML(typ="safe", pure=True).load(path)["run"]
+def _in_job_yaml(path: Location) -> Any:
+    return YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))["run"]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from batchgen.errors import SpecError
 from batchgen.job.load import Job
 from batchgen.job.resolve import Setting, resolve_sampling
+from batchgen.job.token_values import TokenValues
 from batchgen.models.attention import IMPLEMENTATION, has_triton, is_triton_interpreted
 from batchgen.models.device import choose_device
 from batchgen.models.load import ModelInfo, build_meta_model, inspect_model
@@ -39,10 +38,9 @@ class Target:
     attention: str
     settings: list[Setting]  # what the job file left open, with sources
 
-    def max_tokens(self, num_prompt_tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """The most tokens that prompts of these lengths may get."""
-        room = self.max_model_len - num_prompt_tokens
-        return room if self.params.max_tokens is None else np.minimum(room, self.params.max_tokens)
+    @property
+    def token_values(self) -> TokenValues:
+        return TokenValues(self.info.tokenizer, self.info.vocab_size)
 
     def with_seed(self, seed: int) -> Target:
         """The same with the seed that an earlier session drew."""
@@ -56,7 +54,7 @@ def inspect_target(job: Job) -> Target:
     device = choose_device(spec.engine.device)
     info = inspect_model(spec.model, device)
     layers = probe_attention(build_meta_model(info, IMPLEMENTATION))
-    params, settings = resolve_sampling(job, info.generation_config)
+    params, settings = resolve_sampling(job, info.generation_config, TokenValues(info.tokenizer, info.vocab_size))
     max_model_len = _max_model_len(job, info)
     if params.max_tokens is None:
         log.info("sampling.max_tokens is not set: a completion may grow up to the context limit of %d", max_model_len)

@@ -21,9 +21,10 @@ from batchgen.engine.philox import draw_key
 from batchgen.errors import InputError
 from batchgen.io.columns import missing_column, prompt_columns
 from batchgen.io.readers import Input
-from batchgen.io.rows import Row, RowBatch
+from batchgen.io.rows import Places, Row, RowBatch
 from batchgen.job.encode import RowEncoder
 from batchgen.job.progress import rows_bar
+from batchgen.job.row_sampling import RowSampling
 from batchgen.job.workers import RowsAndPrompts, encode_in_order
 from batchgen.plan.token_store import TokenStore
 from batchgen.prompts.prompt import Prompts, RowKeys, row_key
@@ -54,8 +55,9 @@ class TokenisedRows:
     store: TokenStore
     row_indices: array[int]
     max_tokens: npt.NDArray[np.int32]  # the most tokens that each prompt may get
-    seed: int
+    sampling: RowSampling
     draw_keys: array[int] | None  # None: rows have no ids, and a key follows from the row's index
+    places: Places  # of all rows of the input
     labels: array[int] | None  # the same number where system messages end alike; None: rows have no system message
 
     def __len__(self) -> int:
@@ -65,7 +67,7 @@ class TokenisedRows:
         """What the random draws of a row depend on."""
         if self.draw_keys is not None:
             return self.draw_keys[position]
-        return draw_key(self.seed, row_key(self.row_indices[position], None))
+        return draw_key(self.sampling.seed(position), row_key(self.row_indices[position], None))
 
 
 def row_encoder(target: Target, spec: InputSpec, clock: datetime) -> RowEncoder:
@@ -81,17 +83,18 @@ def tokenise(
 
     Raises InputError when there are rows and a template refuses every one.
     """
-    collected, refused = _Collector(store, encoder.spec, target.params.seed), _Refused()
+    sampling = RowSampling(target.params, target.token_values, encoder.spec.sampling)
+    collected, refused = _Collector(store, encoder.spec, sampling), _Refused()
     with rows_bar("tokenise", quiet=quiet) as bar, closing(_encode(source, encoder)) as batches:
         for rows, prompts in batches:
-            collected.add(rows, prompts)
+            prompts = collected.add(rows, prompts)
             refused.add(prompts)
             for bad in prompts.bad:
                 bad_rows.fail(bad.index, bad.error, bad.num_tokens)
             bar.update(len(prompts.lengths))
     refused.check(collected.num_rows)
     _check_columns(source, encoder.spec)
-    return collected.finish(target)
+    return collected.finish(target, source.places)
 
 
 def _check_columns(source: Input, spec: InputSpec) -> None:
@@ -111,30 +114,37 @@ def _check_columns(source: Input, spec: InputSpec) -> None:
 class _Collector:
     """The good rows so far."""
 
-    def __init__(self, store: TokenStore, spec: InputSpec, seed: int) -> None:
+    def __init__(self, store: TokenStore, spec: InputSpec, sampling: RowSampling) -> None:
         self.num_rows = 0  # with bad ones
         self._store = store
         self._spec = spec
-        self._seed = seed
+        self._sampling = sampling
         self._keys = None if spec.id is None else RowKeys(spec.id)
         self._row_indices = array("q")
         self._draw_keys = array("Q")
         self._labels = array("I")
         self._has_labels = spec.system is not None or spec.messages is not None
 
-    def add(self, rows: Sequence[Row], prompts: Prompts) -> None:
-        """The next rows; `rows` may be empty where they have neither ids nor system messages."""
+    def add(self, rows: Sequence[Row], prompts: Prompts) -> Prompts:
+        """The next rows; their prompts again, those rows bad whose own sampling values cannot be used.
+
+        `rows` may be empty where they have neither ids nor system messages nor sampling values.
+        """
+        prompts = self._sampling.add(rows, prompts)
         good = np.flatnonzero(prompts.lengths)
+        first = len(self._row_indices)
         self._store.extend(prompts.token_ids, prompts.lengths[good])
         self._row_indices.frombytes((good + self.num_rows).tobytes())
         if self._keys is not None:
             keys = [self._keys.add(row) for row in rows]  # of bad rows too: they count as an occurrence of their id
-            self._draw_keys.extend(draw_key(self._seed, keys[n]) for n in good.tolist())
+            seeds = map(self._sampling.seed, range(first, len(self._row_indices)))
+            self._draw_keys.extend(draw_key(seed, keys[n]) for n, seed in zip(good.tolist(), seeds, strict=True))
         if self._has_labels:
             self._labels.extend(_label(rows[n], self._spec) for n in good.tolist())
         self.num_rows += len(prompts.lengths)
+        return prompts
 
-    def finish(self, target: Target) -> TokenisedRows:
+    def finish(self, target: Target, places: Places) -> TokenisedRows:
         """No more rows."""
         self._store.seal()
         if self._keys is not None:
@@ -143,9 +153,10 @@ class _Collector:
         return TokenisedRows(
             self._store,
             row_indices=self._row_indices,
-            max_tokens=target.max_tokens(lengths),
-            seed=self._seed,
+            max_tokens=self._sampling.max_tokens(target.max_model_len - lengths),
+            sampling=self._sampling,
             draw_keys=None if self._keys is None else self._draw_keys,
+            places=places,
             labels=self._labels if self._has_labels else None,
         )
 
@@ -153,7 +164,7 @@ class _Collector:
         for row_index, key in keys.repeated():
             position = bisect_left(self._row_indices, row_index)
             if position < len(self._row_indices) and self._row_indices[position] == row_index:  # else a bad row
-                self._draw_keys[position] = draw_key(self._seed, key)
+                self._draw_keys[position] = draw_key(self._sampling.seed(position), key)
 
 
 def _label(row: Row, spec: InputSpec) -> int:
@@ -193,8 +204,9 @@ def _token_ids(batch: RowBatch, encoder: RowEncoder) -> RowsAndPrompts:
     """Rows that came as token ids: all at once where Arrow holds them and they are good, else one by one."""
     prompts = encoder.encode_token_ids(batch)
     if prompts is not None:
-        # What is left of the rows is their ids.
-        rows = [] if encoder.spec.id is None else list(batch.rows(without=encoder.spec.token_ids))
+        # What is left of the rows is their ids and sampling values.
+        has_more = encoder.spec.id is not None or encoder.spec.sampling is not None
+        rows = list(batch.rows(without=encoder.spec.token_ids)) if has_more else []
         if not any(row.error for row in rows):
             return rows, prompts
     rows = list(batch.rows())

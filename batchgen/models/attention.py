@@ -8,7 +8,7 @@ transformers makes no mask, and causality and windows are the backend's.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -24,6 +24,7 @@ from batchgen_kernels import (
     CpuBackend,
     LayerCache,
     ReferenceBackend,
+    copy_blocks,
 )
 
 __all__ = [
@@ -117,8 +118,11 @@ class StepAttention:
     caches: list[LayerCache]
     prepared: Any = None
 
-    def begin(self, step: AttentionStep) -> None:
-        """Called once before the forward of a step."""
+    def begin(self, step: AttentionStep, copies: Sequence[tuple[int, int]] = ()) -> None:
+        """Called once before the forward of a step. `copies`: block by block, from where and to where."""
+        if copies:
+            for cache in self.caches:
+                copy_blocks(cache, copies)
         self.prepared = self.backend.prepare(step)
 
     def layer(self, index: int) -> Attend:

@@ -19,13 +19,14 @@ def block_bytes(layers: Sequence[AttentionLayer], block_size: int, dtype: torch.
     return block_size * dtype.itemsize * sum(layer.elements_per_token for layer in layers)
 
 
-def step_bytes(hidden_size: int, vocab_size: int, num_rows: int, num_tokens: int, dtype: torch.dtype) -> int:
+def step_bytes(hidden_size: int, vocab_size: int, num_logits: int, num_tokens: int, dtype: torch.dtype) -> int:
     """What a step needs beside weights and KV, on the safe side.
 
-    Of every row's logits the model's own, a float32 copy, and three more where it is sampled; of every token 32
-    activations as wide as the model (the widest product of a layer is 3 to 8 times that, and a few are alive at once).
+    Of the logits at every place where they are wanted the model's own, a float32 copy, its logprobs, and three more
+    where it is sampled (a filter's or a penalty's copy among them); of every token 32 activations as wide as the model
+    (the widest product of a layer is 3 to 8 times that, and a few are alive at once).
     """
-    return num_rows * vocab_size * (dtype.itemsize + 4 * 4) + num_tokens * hidden_size * 32 * dtype.itemsize
+    return num_logits * vocab_size * (dtype.itemsize + 5 * 4) + num_tokens * hidden_size * 32 * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,25 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 
 from batchgen.errors import ModelError
 
-# Families whose greedy tokens are compared with transformers' own `generate` in the tests.
-TESTED_FAMILIES = frozenset({"llama", "qwen3", "gemma2", "gpt2"})
+# Families whose greedy tokens are compared with transformers' own `generate` in the tests (tests/families).
+TESTED_FAMILIES = frozenset({
+    "afmoe", "apertus", "arcee", "biogpt", "bitnet", "codegen", "cohere", "cohere2", "cwm", "deepseek_v2",
+    "deepseek_v3", "dots1", "ernie4_5", "ernie4_5_moe", "exaone", "exaone4", "exaone_moe", "flex_olmo", "gemma",
+    "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_bigcode", "gpt_neox",
+    "gpt_oss", "gptj", "granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoeshared", "helium",
+    "hunyuan_v1_dense", "hunyuan_v1_moe", "hyperclovax", "internlm3", "jais2", "llama", "mimo_v2_flash",
+    "minicpm3", "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "modernbert-decoder", "nanochat",
+    "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi3", "phimoe", "qwen2",
+    "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2",
+    "vaultgemma", "youtu",
+})  # fmt: skip
 
 _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 # Parts of a text decoder's config that are configs of their own, but not models.
@@ -52,9 +63,15 @@ def refuse_unsupported(config: PreTrainedConfig, allow_untested: bool) -> None:
             raise ModelError(f"model family {config.model_type} cannot be run exactly, so it is refused: {reason}.")
     if config.model_type not in TESTED_FAMILIES and not allow_untested:
         raise ModelError(
-            f"model family {config.model_type} has no parity test in batchgen (tested: "
-            f"{', '.join(sorted(TESTED_FAMILIES))}). To run it all the same, set model.allow_untested: true."
+            f"model family {config.model_type} has no parity test in batchgen (docs/models.md lists those that have "
+            f"one{_alike(config.model_type)}). To run it all the same, set model.allow_untested: true."
         )
+
+
+def _alike(family: str) -> str:
+    """The tested families with the most similar name."""
+    found = get_close_matches(family, TESTED_FAMILIES)
+    return f", {' and '.join(found)} among them" if found else ""
 
 
 def _candidate(config: PreTrainedConfig) -> Candidate:

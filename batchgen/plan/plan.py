@@ -42,11 +42,14 @@ def make_plan(
     max_num_seqs: int,
     by_prefix: bool,
     share: bool = True,
+    num_samples: npt.ArrayLike = 1,
+    scored: npt.ArrayLike = False,
 ) -> Plan:
     """Plan the prompts at `positions` (growing) of the store.
 
     `max_tokens[position]` is the longest output of a prompt; `by_prefix` False keeps the input order; `share` False
-    (no prefix cache) leaves no hits.
+    (no prefix cache) leaves no hits. A prompt counts once, however many samples its row has
+    (`num_samples[position]`). Prompts with `scored[position]` are computed whole, whatever is there already.
     """
     lexicographic = lexicographic_order(tokens, positions)
     lengths = tokens.lengths(lexicographic.positions)
@@ -55,6 +58,8 @@ def make_plan(
     visited = depth_first.positions if by_prefix else np.asarray(positions, np.int64)
     seen, before = seen_lengths(lexicographic, visited), lexicographic.shared_with_before
     shared_with_next = depth_first.shared if by_prefix else None
+    is_scored = np.broadcast_to(scored, len(tokens))
+    findable = np.where(is_scored[lexicographic.positions], 0, before) if share else np.zeros_like(before)
     return Plan(
         depth_first=depth_first,
         order=visited,
@@ -62,8 +67,8 @@ def make_plan(
         seen=seen,
         num_prompt_tokens=int(lengths.sum()),
         num_unique_tokens=int(lengths.sum() - lexicographic.shared.sum()),
-        hit_ceiling=hit_ceiling(lengths, before, block_size) if share else 0,
-        ceilings={size: hit_ceiling(lengths, before, size) if share else 0 for size in BLOCK_SIZES},
+        hit_ceiling=hit_ceiling(lengths, findable, block_size),
+        ceilings={size: hit_ceiling(lengths, findable, size) for size in BLOCK_SIZES},
         tail_waste={size: tail_waste(lengths, longest[lexicographic.positions], size) for size in BLOCK_SIZES},
         num_blocks_needed=num_blocks_needed(
             tokens.lengths(visited),
@@ -73,5 +78,7 @@ def make_plan(
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             share=share,
+            num_samples=np.broadcast_to(num_samples, len(tokens))[visited],
+            scored=is_scored[visited],
         ),
     )

@@ -7,12 +7,15 @@ offsets are in anonymous memory (8 bytes a prompt).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+
+from batchgen.errors import OutputError
 
 TokenIds = npt.NDArray[np.int32]
 Positions = npt.NDArray[np.int64]
@@ -54,20 +57,34 @@ class TokenStore(PackedTokens):
 
     def append(self, token_ids: Sequence[int]) -> None:
         """Store one prompt behind the others."""
-        self._file.write(np.asarray(token_ids, np.int32).data)
+        with self._writing():
+            self._write(np.asarray(token_ids, np.int32))
         self._ends.append(self._ends[-1] + len(token_ids))
 
     def extend(self, token_ids: npt.ArrayLike, lengths: npt.ArrayLike) -> None:
         """Store many prompts: `token_ids` [sum of lengths], one prompt after the other, and the tokens of each."""
         ids, ends = np.asarray(token_ids, np.int32), np.cumsum(lengths, dtype=np.int64)
         assert len(ids) == (ends[-1] if len(ends) else 0), "the lengths do not add up to the tokens"
-        self._file.write(np.ascontiguousarray(ids).data)
+        with self._writing():
+            self._write(np.ascontiguousarray(ids))
         self._ends.frombytes((ends + self._ends[-1]).tobytes())
 
     def seal(self) -> None:
         """No more prompts; they can be read from now on."""
-        self._file.close()
+        with self._writing():
+            self._file.close()
         self.offsets = np.frombuffer(self._ends, np.int64)
         if self.offsets[-1]:
             # A plain view of the map: slicing `np.memmap` itself costs ten times as much.
             self.ids = np.memmap(self._path, np.int32, mode="r").view(np.ndarray)
+
+    def _write(self, ids: TokenIds) -> None:
+        self._file.write(ids.data)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raises OutputError: the store lies in the output folder, and its disk may be full."""
+        try:
+            yield
+        except OSError as error:
+            raise OutputError(f"{self._path}: cannot be written: {error.strerror or error}") from error

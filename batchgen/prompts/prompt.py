@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,13 @@ class Prompts:
     token_ids: npt.NDArray[np.int32]  # of one prompt after the other, each id within the model's vocabulary
     lengths: npt.NDArray[np.int64]  # tokens of each row's prompt; 0: a bad row
     bad: Sequence[BadRow] = ()
+
+    def without(self, bad: Mapping[int, BadRow]) -> Prompts:
+        """The same rows, of which those at the places that are keys of `bad` have no prompt any more."""
+        is_good = np.ones(len(self.lengths), np.bool_)
+        is_good[list(bad)] = False
+        token_ids = self.token_ids[np.repeat(is_good, self.lengths)]
+        return Prompts(token_ids, self.lengths * is_good, [*self.bad, *bad.values()])
 
 
 def row_key(row_index: int, id_value: Any) -> bytes:

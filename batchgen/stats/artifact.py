@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -14,6 +13,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from batchgen.errors import OutputError
+from batchgen.io.remote import Location
 from batchgen.stats.report import RunReport
 from batchgen.stats.tables import GROUPS, STEPS
 
@@ -30,7 +30,7 @@ class RunArtifact:
     job: Mapping[str, Any]  # the resolved job.yaml: `job` and `sources`
 
 
-def read_artifact(folder: Path) -> RunArtifact:
+def read_artifact(folder: Location) -> RunArtifact:
     """Read a finished run. Raises OutputError naming the folder or the file that is not as batchgen writes it."""
     return RunArtifact(
         report=read_report(folder),
@@ -40,29 +40,29 @@ def read_artifact(folder: Path) -> RunArtifact:
     )
 
 
-def read_report(folder: Path) -> RunReport:
+def read_report(folder: Location) -> RunReport:
     """Only the `report.json` of a finished run. Raises OutputError."""
     if not (folder / "_SUCCESS").exists():
         raise OutputError(f"{folder}: no finished run, there is no _SUCCESS in it; run its job to the end first")
     return _read(folder / "report.json", lambda path: RunReport.from_json(path.read_text(encoding="utf-8")))
 
 
-def _table(path: Path, schema: pa.Schema) -> pa.Table:
-    table = pq.read_table(path)
+def _table(path: Location, schema: pa.Schema) -> pa.Table:
+    table = pq.read_table(pa.BufferReader(path.read_bytes()))
     if not table.schema.equals(schema):
         raise ValueError(f"its columns are {', '.join(table.schema.names)}; expected {', '.join(schema.names)}")
     return table
 
 
-def _resolved_job(path: Path) -> Mapping[str, Any]:
-    document = YAML(typ="safe", pure=True).load(path)
+def _resolved_job(path: Location) -> Mapping[str, Any]:
+    document = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
     match document:
         case {"job": {"model": {"path": _}, "engine": {"prefix_cache": _}}, "sources": {}}:
             return document  # type: ignore[no-any-return]
     raise ValueError("not a job.yaml as batchgen writes it into an output folder")
 
 
-def _read(path: Path, read: Callable[[Path], T]) -> T:
+def _read(path: Location, read: Callable[[Location], T]) -> T:
     try:
         return read(path)
     except FileNotFoundError:

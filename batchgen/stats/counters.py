@@ -53,6 +53,7 @@ class RunStats:
     num_empty_slots: int = 0
     num_running: int = 0
     num_logical_blocks: int = 0
+    num_stored_tokens: int = 0
     peak_internal_fragmentation: float | None = None
     peak_used_blocks: int = 0
     peak_running: int = 0
@@ -109,13 +110,14 @@ class RunStats:
         self.num_empty_slots += step.num_empty_slots
         self.num_running += step.num_running
         self.num_logical_blocks += step.num_logical_blocks
+        self.num_stored_tokens += step.num_stored_tokens
         fragmentation = step.num_empty_slots / num_slots
         self.peak_internal_fragmentation = max(self.peak_internal_fragmentation or 0.0, fragmentation)
 
     @property
     def hit_rate(self) -> float | None:
-        """Hit tokens over prompt tokens; None when no prompt was admitted."""
-        return ratio(self.prompt.hit, self.prompt.total)
+        """Prompt tokens found, in full blocks or by a copy, over all; None when no prompt was admitted."""
+        return ratio(self.prompt.found, self.prompt.total)
 
     @property
     def internal_fragmentation(self) -> float | None:
@@ -146,8 +148,7 @@ class RunStats:
     @property
     def static_reservation_waste(self) -> float | None:
         """The waste avoided: the share left empty had every running row reserved `max_model_len` slots."""
-        stored = self.num_logical_blocks * self.block_size - self.num_empty_slots
-        filled = ratio(stored, self.num_running * self.max_model_len)
+        filled = ratio(self.num_stored_tokens, self.num_running * self.max_model_len)
         return None if filled is None else 1 - filled
 
     def tail_share(self, share_of_rows: float = 0.05) -> float | None:

@@ -73,8 +73,8 @@ def _cure_of_pool(report: RunReport, recomputed: float) -> str:
     if recomputed >= WORK_SHARE:
         return f"{cure}; a higher engine.expected_tokens lets rows wait instead of being computed twice"
     if 2 * report.num_reservation_steps > report.num_waiting_steps:
-        mean = ratio(report.num_output_tokens, report.num_rows) or 0.0
-        return f"{cure}; if engine.expected_tokens is set, lower it towards the {mean:.0f} tokens that a row came to"
+        mean = ratio(report.num_output_tokens, report.num_samples) or 0.0
+        return f"{cure}; if engine.expected_tokens is set, lower it towards the {mean:.0f} tokens of a completion"
     return cure
 
 

@@ -98,12 +98,14 @@ def _time(report: RunReport) -> Iterator[Bar]:
 
 
 _ORIGINS = {
-    "num_hit_tokens": ("reused", "found in blocks that another row had computed"),
+    "num_hit_tokens": ("reused", "found in full blocks that another row had computed"),
+    "num_copied_tokens": ("copied", "from the beginning of a block that another row goes on in another way"),
     "num_miss_first": ("first", "no row before had it"),
     "num_miss_tail": ("tail", "at the end of a prompt, in a block it does not fill"),
     "num_miss_last": ("last", "a prompt's last token must be computed, and so its block was"),
     "num_miss_evicted": ("evicted", "given away when the pool was full, and wanted again"),
     "num_miss_order": ("order", "a row before has it, and it was not there yet"),
+    "num_miss_scored": ("scored", "a row before has it, but its logits were asked for (prompt_logprobs)"),
 }
 
 

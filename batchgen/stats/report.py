@@ -80,7 +80,7 @@ class RunReport:
     num_ok: int
     num_failed: int
     errors: Mapping[str, int]  # kind -> rows, the most common first
-    # where the prompts' KV came from: num_prompt_tokens = num_hit_tokens + the five causes of a miss
+    # where the prompts' KV came from: num_prompt_tokens = num_hit_tokens + num_copied_tokens + the causes of a miss
     num_prompt_tokens: int
     num_hit_tokens: int
     num_miss_first: int  # no row before had it
@@ -130,6 +130,9 @@ class RunReport:
     environment: Mapping[str, str]
     # 0 in reports of a time when nothing could be resumed. Rows are counted over all sessions, all else in the last one
     num_resumed_rows: int = 0
+    num_miss_scored: int = 0  # a row before had it, but its logits were asked for; the sixth cause of a miss
+    num_copied_tokens: int = 0  # prompt tokens copied from the beginning of a block; hits, beside num_hit_tokens
+    num_samples: int = 0  # that ended in this session: `sampling.n` for every row that ran
 
     @classmethod
     def from_json(cls, text: str) -> RunReport:
@@ -166,8 +169,7 @@ class RunReport:
             + (f"; {self.num_resumed_rows:,} of them before this session" if self.num_resumed_rows else ""),
             "prompt tokens": f"{self.num_prompt_tokens:,} ({rate(self.prompt_tokens_per_second)})",
             "output tokens": f"{self.num_output_tokens:,} ({rate(self.output_tokens_per_second)})",
-            "prefix hit rate": f"{percent(self.hit_rate)} of prompt tokens "
-            f"(the most this job allows: {percent(self.hit_ceiling_rate)})",
+            "prefix hit rate": self._hits(),
             "KV waste": f"{percent(self.internal_fragmentation)} of held slots empty "
             f"(peak {percent(self.peak_internal_fragmentation)})",
             "KV blocks": f"peak {self.peak_used_blocks:,} of {self.num_blocks:,}, {self.num_preemptions:,} preemptions",
@@ -184,6 +186,14 @@ class RunReport:
         ]
         table = [f"{name:<{width}}{value}" for name, value in lines.items()]
         return "\n".join([*table, f"{'diagnosis':<{width}}{diagnosis[0].lstrip()}", *diagnosis[1:]])
+
+    def _hits(self) -> str:
+        """Hits in full blocks beside their ceiling, and what copies added."""
+        full = ratio(self.num_hit_tokens, self.num_prompt_tokens)
+        copied = ratio(self.num_copied_tokens, self.num_prompt_tokens)
+        return f"{percent(full)} of prompt tokens (the most this job allows: {percent(self.hit_ceiling_rate)})" + (
+            f", and {percent(copied)} copied from half-shared blocks" if self.num_copied_tokens else ""
+        )
 
 
 _ALL_FAILED = "every row failed; see their errors"
@@ -210,7 +220,7 @@ def make_report(
 ) -> RunReport:
     """Put a run's counters together. `seconds` has the parts of the run; those of the steps are added."""
     prompt, run_seconds = stats.prompt, seconds.get("run", 0.0)
-    assert prompt.total == prompt.hit + sum(prompt.misses.values())
+    assert prompt.total == prompt.found + sum(prompt.misses.values())
     assert environment.keys() == set(ENVIRONMENT)
     total = seconds["total"]
     report = RunReport(
@@ -266,5 +276,7 @@ def make_report(
         findings=[],
         environment=dict(environment),
         num_resumed_rows=rows.num_resumed,
+        num_copied_tokens=prompt.copied,
+        num_samples=len(stats.row_ends),
     )
     return replace(report, findings=diagnose(report))

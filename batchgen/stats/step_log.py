@@ -17,8 +17,9 @@ class StepStats:
     num_prefill_tokens: int
     num_decode_tokens: int
     num_sampled_tokens: int
-    num_used_blocks: int  # held by running rows, shared ones once
-    num_logical_blocks: int  # the same, shared ones once a row
+    num_used_blocks: int  # held by running rows and by samples about to run, shared ones once
+    num_logical_blocks: int  # the same, shared ones once a row and sample
+    num_stored_tokens: int  # of running rows, in shared blocks once a row and sample
     num_idle_blocks: int
     num_free_blocks: int
     num_empty_slots: int  # slots of used blocks that hold no token

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, get_args
 
 Part = Literal["inspect", "tokenise", "load", "plan", "run", "write"]  # in the order of a run
 
@@ -27,5 +27,6 @@ class Stopwatch:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - begin
 
     def seconds(self) -> dict[str, float]:
-        """The parts so far and the total since the start."""
-        return {**self._seconds, "total": time.perf_counter() - self._begin}
+        """Every part, 0 for one that has not been, and the total since the start."""
+        untimed = {part: 0.0 for part in get_args(Part) if part not in self._seconds}
+        return {**self._seconds, **untimed, "total": time.perf_counter() - self._begin}

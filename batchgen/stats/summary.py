@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from batchgen.stats.counters import ratio
 from batchgen.stats.report import RunReport
 from batchgen.stats.words import count, duration, percent, rate
 
@@ -21,7 +22,8 @@ def _rows(report: RunReport) -> Iterator[str]:
 def _reuse(report: RunReport, prefix_cache: bool) -> Iterator[str]:
     if not report.num_prompt_tokens:
         return
-    hits = f"{report.num_hit_tokens:,} of {report.num_prompt_tokens:,} prompt tokens ({percent(report.hit_rate)})"
+    share = percent(ratio(report.num_hit_tokens, report.num_prompt_tokens))
+    hits = f"{report.num_hit_tokens:,} of {report.num_prompt_tokens:,} prompt tokens ({share})"
     at_size = f"this job's prompts allow at block size {report.block_size}"
     if not prefix_cache:
         yield "No prompt token was reused: engine.prefix_cache was false."
@@ -31,8 +33,11 @@ def _reuse(report: RunReport, prefix_cache: bool) -> Iterator[str]:
         yield f"{hits} were reused: all that {at_size}."
     else:
         yield f"{hits} were reused, {percent(report.hit_efficiency)} of the {report.hit_ceiling:,} that {at_size}."
-    if report.num_hit_tokens and report.num_prefill_tokens:
-        saved = report.num_hit_tokens * report.seconds["prefill"] / report.num_prefill_tokens
+    if report.num_copied_tokens:
+        yield f"{report.num_copied_tokens:,} more were copied from blocks of which rows share the beginning."
+    num_found = report.num_hit_tokens + report.num_copied_tokens
+    if num_found and report.num_prefill_tokens:
+        saved = num_found * report.seconds["prefill"] / report.num_prefill_tokens
         yield f"At the rate of this run's prefill, computing them again would have taken {duration(saved)} more."
 
 
@@ -51,4 +56,9 @@ def _memory(report: RunReport) -> Iterator[str]:
             f"{percent(report.internal_fragmentation)} of the slots held were empty, "
             f"{report.empty_slots_per_row or 0:.1f} a row; had every row reserved the context limit, "
             f"{percent(report.static_reservation_waste)} would have been."
+        )
+    if report.sharing:
+        yield (
+            f"Rows that share a prefix, and samples of one row, held their blocks together: {percent(report.sharing)} "
+            "fewer than each for itself."
         )

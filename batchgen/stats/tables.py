@@ -79,6 +79,7 @@ GROUPS = pa.schema(
         "num_prefix_tokens": pa.int64(),
         "num_prompt_tokens": pa.int64(),
         "num_hit_tokens": pa.int64(),
+        "num_copied_tokens": pa.int64(),
         **{f"num_miss_{cause}": pa.int64() for cause in PromptTokens().misses},
         "hit_rate": pa.float64(),
         "num_output_tokens": pa.int64(),
@@ -124,8 +125,9 @@ def _group_row(number: int | None, group: GroupStats, prefix_of: Callable[[int],
         "num_rows": group.num_rows,
         "num_prompt_tokens": prompt.total,
         "num_hit_tokens": prompt.hit,
+        "num_copied_tokens": prompt.copied,
         **{f"num_miss_{cause}": tokens for cause, tokens in prompt.misses.items()},
-        "hit_rate": ratio(prompt.hit, prompt.total),
+        "hit_rate": ratio(prompt.found, prompt.total),
         "num_output_tokens": group.num_output_tokens,
     }
 

@@ -12,6 +12,7 @@ from batchgen_kernels.contract import (
     AttentionStep,
     BlockGroup,
     LayerCache,
+    copy_blocks,
     write_kv,
 )
 from batchgen_kernels.cpu import CpuBackend
@@ -25,5 +26,6 @@ __all__ = [
     "CpuBackend",
     "LayerCache",
     "ReferenceBackend",
+    "copy_blocks",
     "write_kv",
 ]

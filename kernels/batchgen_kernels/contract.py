@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -87,3 +88,11 @@ def write_kv(key: Tensor, value: Tensor, cache: LayerCache, slot_mapping: Tensor
     block_ids, offsets = slot_mapping // block_size, slot_mapping % block_size
     cache.key[block_ids, :, offsets] = key
     cache.value[block_ids, :, offsets] = value
+
+
+def copy_blocks(cache: LayerCache, copies: Sequence[tuple[int, int]]) -> None:
+    """Copy whole blocks, (from, to) each. All are read before the first is written; a target occurs once."""
+    device = cache.key.device
+    sources, targets = (torch.tensor(blocks, device=device) for blocks in zip(*copies, strict=True))
+    cache.key[targets] = cache.key[sources]
+    cache.value[targets] = cache.value[sources]

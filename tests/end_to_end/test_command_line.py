@@ -184,7 +184,7 @@ def test_pool_that_does_not_fit_is_another_message(run_tiny: TinyRunner) -> None
     assert_refused(cli_run(job_file), "engine.num_blocks", "GiB")
 
 
-@pytest.mark.parametrize("model_type", ["gptj", "nosuchfamily", "t5"])
+@pytest.mark.parametrize("model_type", ["bloom", "nosuchfamily", "t5"])
 def test_model_of_another_family_is_refused_by_name(run_tiny: TinyRunner, model_type: str) -> None:
     folder = run_tiny.folder / "model"
     folder.mkdir()

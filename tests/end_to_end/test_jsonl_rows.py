@@ -47,6 +47,14 @@ def test_equal_prompts_are_sampled_apart(run_tiny: TinyRunner, id: str | None) -
     assert first != second
 
 
+def test_ids_come_out_as_they_went_in(run_tiny: TinyRunner) -> None:
+    """Neither a date nor a number beyond the whole ones of a float is made of them."""
+    ids = ["2024-01-01", "2024-01-01T10:00:00Z", "007", "1e5"]
+    assert run_tiny([{"id": id, "prompt": "a"} for id in ids], input={"id": "id"}).column("id") == ids
+    numbers = [2**53 + 1, 2**63 - 1, -(2**63)]
+    assert run_tiny([{"id": id, "prompt": "a"} for id in numbers], input={"id": "id"}).column("id") == numbers
+
+
 def test_values_that_utf8_or_json_cannot_hold_fail_alone(run_tiny: TinyRunner) -> None:  # C24
     lines = [
         rb'{"id":"1","prompt":"note a"}',

@@ -139,9 +139,9 @@ def test_on_error_stop_lets_a_good_job_finish(run_tiny: TinyRunner) -> None:
 
 
 def test_on_error_stop_also_stops_at_a_row_that_fails_while_it_runs(run_tiny: TinyRunner) -> None:
-    result = run_tiny(prompts("note a", "!"), model=poisoned_model, on_error="stop")
+    result = run_tiny(b'{"prompt": "note a"}\n\n{"prompt": "!"}\n', model=poisoned_model, on_error="stop")
     assert result.exit_code == 2
-    assert "not finite" in result.error
+    assert re.search(r"job-1-in\.jsonl line 3: .*not finite", result.error)
     assert not (result.folder / "_SUCCESS").exists()
 
 

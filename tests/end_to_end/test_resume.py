@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -28,6 +29,7 @@ from batchgen.job import run as run_room
 from batchgen.job.interrupt import Interrupt, Interrupted
 from batchgen.job.load import load_job
 from batchgen.job.results import Results
+from batchgen.plan.token_store import TokenStore
 from batchgen.request_output import RequestOutput
 from tests.end_to_end.harness import Result, TinyRunner, cli_run, prompts
 from tests.end_to_end.test_output import snapshot
@@ -45,20 +47,26 @@ room.ResultWriter = functools.partial(room.ResultWriter, rows_per_chunk=4)
 from batchgen.cli import main
 main()
 """
-SMALL = {"max_num_seqs": 4}
+SMALL = {"max_num_seqs": 4, "attention": "torch"}  # which compiles nothing in every process
 
 
-def write_long_job(run_tiny: TinyRunner, **job: Any) -> Path:
+def write_long_job(run_tiny: TinyRunner, *, num_rows: int = NUM_ROWS, tokens: int = TOKENS, **job: Any) -> Path:
     """Sampled, so that an answer depends on its row's draws; every 40th row is bad."""
-    rows = [{"prompt": None if n % 40 == 39 else f"row {n}"} for n in range(NUM_ROWS)]
-    sampling = {"temperature": 1, "max_tokens": TOKENS, "ignore_eos": True, "seed": 3}
+    rows = [{"prompt": None if n % 40 == 39 else f"row {n}"} for n in range(num_rows)]
+    sampling = {"temperature": 1, "max_tokens": tokens, "ignore_eos": True, "seed": 3}
     return run_tiny.write(rows, model=uniform_model, sampling=sampling, **{"engine": SMALL, **job})
 
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
+
+
+def command_line(job_file: Path) -> list[str]:
+    return [sys.executable, "-c", DRIVER, "run", str(job_file), "--quiet"]
+
+
 def start(job_file: Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
-    command = [sys.executable, "-c", DRIVER, "run", str(job_file), "--quiet"]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command_line(job_file), env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True)
 
 
 def wait_for_chunks(job_file: Path, number: int) -> None:
@@ -94,8 +102,8 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, num_rows: int | None) -> None:
         return
     add, seen = Results.add, []
 
-    def counted(self: Results, output: RequestOutput) -> None:
-        add(self, output)
+    def counted(self: Results, output: RequestOutput, num_samples: int) -> None:
+        add(self, output, num_samples)
         seen.append(output)
         if len(seen) == num_rows:
             raise Stop
@@ -115,65 +123,107 @@ def stopped(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch, num_rows: int
 
 
 def test_killed_at_random_instants_it_ends_as_an_unbroken_run(run_tiny: TinyRunner) -> None:
-    job_file = write_long_job(run_tiny)
+    kill_and_compare(run_tiny, int(os.environ.get("BATCHGEN_KILLS", "6")))
+
+
+def kill_and_compare(run_tiny: TinyRunner, num_kills: int) -> None:
+    """Kill a job of 400 rows at so many instants, and hold what it becomes against an unbroken run of it."""
+    tokens = max(24, 4 * num_kills)  # the more kills, the longer the job
+    job_file = write_long_job(run_tiny, num_rows=400, tokens=tokens)
+    folder, instants, num_generated = job_file.with_suffix(""), random.Random(1), 0
     unbroken = run_tiny.run_file(job_file, [f"output.path={run_tiny.folder / 'unbroken'}"])
-    instants, ended = random.Random(1), 0
-    for _ in range(3):
+    for _ in range(num_kills):
+        committed = num_committed(folder)
         process = start(job_file)
-        wait_for_chunks(job_file, 1 + len(chunks(job_file.with_suffix(""))))
-        time.sleep(instants.random() * 0.4)
+        wait_for_chunks(job_file, 1 + len(chunks(folder)))
+        time.sleep(instants.random() * 0.1)
         process.kill()
         process.communicate()
-        ended += process.returncode == 0
-    assert ended < 3
-    done_before = num_committed(job_file.with_suffix(""))
+        assert process.returncode == -signal.SIGKILL
+        num_generated += num_committed(folder) - committed
+        rows = [row for path in chunks(folder) for row in pq.read_table(path)["row_index"].to_pylist()]
+        assert len(rows) == len({*rows})  # a committed row is not generated again
+    assert num_generated == num_committed(folder)
     result = run_tiny.run_file(job_file)
     assert result.exit_code == 3
     assert answers(result) == answers(unbroken)
-    assert (result.report["num_rows"], result.report["num_failed"]) == (NUM_ROWS, 6)
-    assert result.report["num_resumed_rows"] == done_before
-    assert not (result.folder / ".state").exists()
+    assert (result.report["num_rows"], result.report["num_failed"]) == (400, 10)
+    assert result.report["num_resumed_rows"] == num_generated
+    assert not (folder / ".state").exists()
 
 
-def stop_at(patch: pytest.MonkeyPatch, number: int) -> list[int]:
-    """From now on the process ends before the fsync or rename of this number; the list grows with each."""
+def test_timeout_ends_it_in_good_order(run_tiny: TinyRunner) -> None:
+    """`timeout` stands for whatever sends SIGTERM: a scheduler, a container that is stopped."""
+    job_file = write_long_job(run_tiny, tokens=400)
+    done = subprocess.run(["timeout", "-s", "TERM", "15", *command_line(job_file)], env=ENVIRONMENT, check=False)
+    assert done.returncode == 124  # of `timeout` itself
+    assert not (job_file.with_suffix("") / ".state/lock").exists()
+    assert num_committed(job_file.with_suffix("")) > 0
+
+
+def fail_from(patch: pytest.MonkeyPatch, number: int, error: Callable[[], BaseException]) -> list[int]:
+    """From now on every write, fsync and rename from this number on fails; the list grows with each. 0: none fails.
+
+    A kill leaves no later one, and a full disk stays full.
+    """
     calls: list[int] = []
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             calls.append(number)
-            if len(calls) == number:
-                raise Stop
-            return function(*arguments)
+            if 0 < number <= len(calls):
+                raise error()
+            return function(*arguments, **options)
 
         return call
 
     patch.setattr(os, "fsync", counted(os.fsync))
-    patch.setattr(Path, "replace", counted(Path.replace))
+    for holder, name in [
+        (Path, "replace"),
+        (Path, "write_text"),
+        (pq.ParquetWriter, "write_batch"),
+        (pq.ParquetWriter, "write_table"),
+        (TokenStore, "_write"),
+    ]:
+        patch.setattr(holder, name, counted(getattr(holder, name)))
     patch.setattr(run_room, "ResultWriter", partial(ResultWriter, rows_per_chunk=3))
+    patch.setattr(run_room, "render_page", lambda artifact: "page")  # drawing it would take most of the time
     return calls
 
 
-def test_stopped_before_any_fsync_or_rename_it_ends_as_an_unbroken_run(run_tiny: TinyRunner) -> None:
+def disk_full() -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("error", [Stop, disk_full])
+def test_stopped_at_any_write_fsync_or_rename_it_ends_as_an_unbroken_run(
+    run_tiny: TinyRunner, error: Callable[[], BaseException]
+) -> None:
     sampling = {"temperature": 1, "seed": 3}
-    job_file = run_tiny.write(
-        [*prompts(*(f"row {n}" for n in range(8))), {"prompt": None}], model=uniform_model, sampling=sampling
-    )
+    rows = [*prompts(*(f"row {n}" for n in range(7))), {"prompt": None}]
+    job_file = run_tiny.write(rows, model=uniform_model, sampling=sampling)
     with pytest.MonkeyPatch.context() as patch:
-        calls = stop_at(patch, 0)
+        calls = fail_from(patch, 0, error)
         unbroken = run_tiny.run_file(job_file)
         num_calls = len(calls)
-    assert num_calls > 20
+    assert num_calls > 40
     for number in range(1, num_calls + 1):
         override = f"output.path={run_tiny.folder / str(number)}"
         with pytest.MonkeyPatch.context() as patch:
-            stop_at(patch, number)
-            with pytest.raises(Stop):
-                run_tiny.run_file(job_file, [override])
-        result = run_tiny.run_file(job_file, [override])
+            fail_from(patch, number, error)
+            if error is Stop:
+                with pytest.raises(Stop):
+                    run_tiny.run_file(job_file, [override])
+            else:
+                result = run_tiny.run_file(job_file, [override])
+                assert (number, result.exit_code) == (number, 2)
+                assert "No space left on device" in result.error
+        with pytest.MonkeyPatch.context() as patch:
+            fail_from(patch, 0, error)
+            result = run_tiny.run_file(job_file, [override])
         assert (number, result.exit_code, result.error) == (number, 3, "")
         assert answers(result) == answers(unbroken)
-        assert (result.report["num_ok"], result.report["num_failed"]) == (8, 1)
+        assert (result.report["num_ok"], result.report["num_failed"]) == (7, 1)
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -363,3 +413,34 @@ def test_export_writes_into_no_folder_that_holds_something(
 
 def test_folder_without_a_run_has_no_status(tmp_path: Path) -> None:
     assert command("status", tmp_path).exit_code == 2
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+def test_export_with_the_job_file_has_the_inputs_columns(
+    run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    output, sampling = {"format": format, "prefix": "gen_"}, {"temperature": 1, "seed": 1}
+    job_file = stopped(run_tiny, monkeypatch, output=output, sampling=sampling)
+    partial = run_tiny.folder / "partial"
+    export = ("export", job_file.with_suffix(""), "--to", partial, "--job", job_file)
+    assert command(*export).stdout == "rows=3\n"
+    (part,) = partial.iterdir()
+    rows = pq.read_table(part).to_pylist() if format == "parquet" else read_lines(part)
+    finished = run_tiny.run_file(job_file, [f"output.path={run_tiny.folder / 'unbroken'}", "output.format=parquet"])
+    answer_of = {row["prompt"]: row["gen_completion"] for row in finished.rows}
+    assert [row["prompt"] for row in rows] == sorted(row["prompt"] for row in rows)
+    assert len(rows) == 3
+    assert [row["gen_completion"] for row in rows] == [answer_of[row["prompt"]] for row in rows]
+
+
+def test_export_refuses_an_input_that_was_changed(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_file = stopped(run_tiny, monkeypatch)
+    path = job_file.with_name(f"{job_file.stem}-in.jsonl")
+    path.write_bytes(path.read_bytes().replace(b"row 0", b"row X"))
+    result = command("export", job_file.with_suffix(""), "--to", run_tiny.folder / "partial", "--job", job_file)
+    assert result.exit_code == 2
+    assert f"{path}: not as it was when the run began" in result.stderr

@@ -7,7 +7,7 @@ import torch
 
 from batchgen.engine.batch import Batch, make_batch
 from batchgen.engine.request import Request
-from batchgen.engine.scheduler import ScheduledChunk
+from batchgen.engine.step import ScheduledChunk
 from batchgen.sampling_params import SamplingParams
 
 
@@ -15,7 +15,7 @@ def chunk(prompt: list[int], output: list[int], table: list[int], start: int, nu
     request = Request(0, np.array(prompt, np.int32), SamplingParams(), 0, max_tokens=9)
     request.output_token_ids = output
     request.block_table = table
-    return ScheduledChunk(request, start, num_tokens, is_sampled=start + num_tokens == request.num_tokens)
+    return ScheduledChunk(request, start, num_tokens, [request] if start + num_tokens == request.num_tokens else [])
 
 
 def make() -> Batch:
@@ -38,7 +38,7 @@ def test_tokens_positions_and_slots() -> None:
 
 
 def test_only_chunks_that_reach_the_newest_token_are_sampled() -> None:
-    assert make().sampled.tolist() == [0, 1]
+    assert make().logits_at.tolist() == [0, 1]
 
 
 def test_rows_with_the_same_computed_blocks_are_a_group() -> None:

@@ -1,35 +1,40 @@
-"""The output length that admission reserves."""
+"""The output length that admission expects."""
 
 from __future__ import annotations
 
 from batchgen.engine.expected_tokens import ExpectedTokens
 
 
-def test_a_first_guess_until_enough_rows_have_ended() -> None:
+def learnt(lengths: list[int]) -> ExpectedTokens:
     expected = ExpectedTokens()
-    for _ in range(31):
-        expected.observe(10)
-    assert expected.value == 256
+    for length in lengths:
+        expected.observe(length)
+    return expected
+
+
+def test_a_first_guess_until_enough_rows_have_ended() -> None:
+    expected = learnt([10] * 31)
+    assert expected.left([0, 200, 300]).tolist() == [256, 56, 1]
     expected.observe(10)
     assert expected.value == 10
 
 
-def test_it_is_a_high_quantile() -> None:
-    expected = ExpectedTokens()
-    for length in range(1, 321):  # 320 rows of 1 to 320 tokens
-        expected.observe(length)
-    assert expected.value == 304  # 95 % of 320
+def test_it_is_the_mean_of_the_rows_that_were_longer() -> None:
+    expected = learnt([10, 20, 30, 100] * 8)
+    # all: 160 / 4; longer than 10: 150 / 3; longer than 29: 130 / 2; longer than 30: 100
+    assert expected.left([0, 10, 29, 30]).tolist() == [40, 40, 36, 70]
+
+
+def test_a_row_longer_than_all_before_it_is_expected_to_double() -> None:
+    assert learnt([10] * 32).left([10, 25]).tolist() == [10, 25]
 
 
 def test_a_fixed_value_stays() -> None:
     expected = ExpectedTokens(7)
     for _ in range(100):
         expected.observe(500)
-    assert expected.value == 7
+    assert expected.left([0, 3, 9]).tolist() == [7, 4, 1]
 
 
 def test_rows_without_output_still_reserve_a_token() -> None:
-    expected = ExpectedTokens()
-    for _ in range(64):
-        expected.observe(0)
-    assert expected.value == 1
+    assert learnt([0] * 64).value == 1

@@ -15,6 +15,7 @@ from batchgen.engine.assemble import EngineSettings, assemble_engine
 from batchgen.engine.engine import Engine
 from batchgen.engine.request import Request
 from batchgen.models.attention import IMPLEMENTATION
+from batchgen.models.fuse import fuse
 from batchgen.models.probe import AttentionLayer, probe_attention
 from batchgen.plan.order import lexicographic_order, visiting_order
 from batchgen.plan.token_store import PackedTokens
@@ -32,6 +33,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 }
 BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
     "cpu": CpuBackend,
+    "fused": CpuBackend,  # with the layers of models/fuse.py
     "reference": ReferenceBackend,
     "triton": lambda: TritonBackend(min_saved_bytes=-math.inf),  # sharing whatever can be shared
 }
@@ -85,7 +87,10 @@ def make_engine(model: PreTrainedModel, backend: str = "cpu", **settings: int | 
         "by_prefix": True,
     }
     merged = EngineSettings(**{**defaults, **settings})  # type: ignore[arg-type]
-    return assemble_engine(model, probe(model), BACKENDS[backend](), [VOCAB_SIZE - 1], merged)
+    layers = probe(model)
+    if backend == "fused":
+        fuse(model)
+    return assemble_engine(model, layers, BACKENDS[backend](), [VOCAB_SIZE - 1], merged)
 
 
 def make_requests(prompts: Sequence[Sequence[int]], block_size: int, *, in_order: bool = True) -> list[Request]:
@@ -143,6 +148,12 @@ def test_preemption_is_invisible(family: str, block_size: int, prefix_cache: boo
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_fused_layers_equal_generate(family: str) -> None:
+    outputs = run(make_engine(FAMILIES[family](), "fused"), make_requests(PROMPTS, 16))
+    assert [outputs[row] for row in range(len(PROMPTS))] == expected(family)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_reference_backend_equals_generate(family: str) -> None:
     outputs = run(make_engine(FAMILIES[family](), "reference"), make_requests(PROMPTS, 16))
     assert [outputs[row] for row in range(len(PROMPTS))] == expected(family)
@@ -197,3 +208,10 @@ def test_rows_of_every_kind_share_a_step() -> None:
         seen.add((any(c.num_tokens > 1 for c in step.chunks), any(c.num_tokens == 1 for c in step.chunks)))
         engine.scheduler.update(step, engine.runner.run(step))
     assert (True, True) in seen
+
+
+def test_half_shared_blocks_are_copied_and_equal_generate() -> None:
+    engine = make_engine(context_model(), max_num_seqs=1)
+    outputs = run(engine, make_requests(PROMPTS, 16))
+    assert [outputs[row] for row in range(len(PROMPTS))] == expected("llama")
+    assert engine.stats.prompt.copied > 0

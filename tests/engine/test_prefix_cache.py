@@ -26,7 +26,7 @@ def put(cache: PrefixCache, text: str, *, has_later_row: bool = True) -> list[in
     for start in range(len(table) * SIZE, len(text) - SIZE + 1, SIZE):
         block = cache.allocate()
         tokens = ids(text[start : start + SIZE]).tobytes()
-        assert cache.insert(block, table[-1] if table else None, tokens, has_later_row=has_later_row)
+        assert cache.insert(block, table[-1] if table else None, tokens, num_kept=SIZE * has_later_row)
         table.append(block)
     return table
 
@@ -49,7 +49,7 @@ def test_equal_tokens_after_another_parent_are_another_block() -> None:
 def test_equal_blocks_are_indexed_once() -> None:
     cache = make_cache()
     put(cache, "aaaa")
-    assert not cache.insert(cache.allocate(), None, ids("aaaa").tobytes(), has_later_row=True)
+    assert not cache.insert(cache.allocate(), None, ids("aaaa").tobytes(), num_kept=SIZE)
 
 
 def test_a_released_block_with_a_later_row_stays() -> None:
@@ -72,7 +72,7 @@ def test_idle_blocks_beyond_what_the_next_row_shares_are_freed() -> None:
     cache = make_cache()
     table = put(cache, "aaaabbbbcccc")
     cache.release(table)
-    cache.keep_only(table, num_kept=1)
+    cache.keep_only(table, num_tokens=SIZE)
     assert cache.match(ids("aaaabbbbcccc")) == table[:1]
     assert cache.pool.num_free == 3
     cache.check_integrity([])
@@ -82,7 +82,7 @@ def test_held_blocks_without_a_later_row_go_with_their_last_holder() -> None:
     cache = make_cache()
     table = put(cache, "aaaabbbb")
     cache.acquire(table)
-    cache.keep_only(table, num_kept=0)
+    cache.keep_only(table, num_tokens=0)
     cache.release(table)
     assert cache.match(ids("aaaabbbb")) == table
     cache.release(table)
@@ -92,8 +92,8 @@ def test_held_blocks_without_a_later_row_go_with_their_last_holder() -> None:
 def test_what_a_later_row_marked_is_kept_when_an_earlier_one_comes_again() -> None:
     cache = make_cache()
     table = put(cache, "aaaabbbb")
-    cache.keep_only(table, num_kept=0)
-    cache.keep_only(table, num_kept=1)
+    cache.keep_only(table, num_tokens=0)
+    cache.keep_only(table, num_tokens=SIZE)
     cache.release(table)
     assert cache.match(ids("aaaabbbb")) == table[:1]
     cache.check_integrity([])
@@ -135,7 +135,7 @@ def test_lru_keeps_what_was_used_again() -> None:
 
 def test_disabled_nothing_is_indexed() -> None:
     cache = PrefixCache(BlockPool(4), SIZE, enabled=False)
-    assert not cache.insert(cache.allocate(), None, ids("aaaa").tobytes(), has_later_row=True)
+    assert not cache.insert(cache.allocate(), None, ids("aaaa").tobytes(), num_kept=SIZE)
 
 
 def test_the_eviction_heap_does_not_grow_with_reuse() -> None:
@@ -145,3 +145,36 @@ def test_the_eviction_heap_does_not_grow_with_reuse() -> None:
         cache.release(table)
         cache.acquire(table)
     assert len(cache._idle_heap) < 100
+
+
+def put_then_step(cache: PrefixCache, text: str) -> list[int]:
+    table = put(cache, text)
+    cache.begin_step()
+    return table
+
+
+def test_half_match_is_what_the_block_that_came_last_begins_with() -> None:
+    cache = make_cache()
+    table = put_then_step(cache, "aaaabbbb")
+    assert cache.half_match(table[0], ids("bbxx")) == (table[1], 2)
+    assert cache.half_match(table[0], ids("bx")) == (table[1], 1)
+    assert cache.half_match(None, ids("aa")) == (table[0], 2)
+    assert cache.half_match(table[0], ids("xbbb")) is None
+
+
+def test_a_block_of_this_step_is_no_half_match() -> None:
+    cache = make_cache()
+    [old] = put_then_step(cache, "aaaa")
+    put(cache, "aabb")
+    assert cache.half_match(None, ids("aabc")) == (old, 2)
+
+
+def test_a_half_shared_block_waits_for_the_next_row_only() -> None:
+    cache = make_cache()
+    table = put(cache, "aaaabbbb")
+    cache.keep_only(table, num_tokens=6)
+    cache.release(table)
+    assert (cache.is_idle(table[0]), cache.is_idle(table[1])) == (True, True)
+    cache.keep_only(table[:1], num_tokens=4)  # the next row has come
+    assert (cache.is_idle(table[0]), cache.is_idle(table[1])) == (True, False)
+    cache.check_integrity([])

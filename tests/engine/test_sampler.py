@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from batchgen.engine.outcome import Failed, Sampled
 from batchgen.engine.philox import draw_key
 from batchgen.engine.request import Request
-from batchgen.engine.sampler import Sampler
+from batchgen.engine.sampler import Sampler, _among_best
 from batchgen.sampling_params import SamplingParams
 
 PROBS = torch.tensor([0.30, 0.05, 0.20, 0.02, 0.25, 0.08, 0.06, 0.04])
@@ -25,9 +26,15 @@ def sampler(*unused: int) -> Sampler:
     return Sampler(torch.tensor(unused, dtype=torch.int64))
 
 
+def choose(logits: torch.Tensor, requests: list[Request], *unused: int) -> list[int]:
+    """The chosen tokens, where no row fails."""
+    outcomes = sampler(*unused)(logits, requests)
+    return [outcome.token_id for outcome in outcomes if isinstance(outcome, Sampled)]
+
+
 def frequencies(logits: torch.Tensor, **params: Any) -> torch.Tensor:
     rows = logits.expand(NUM_DRAWS, -1).clone()
-    tokens = sampler()(rows, [request(key, **params) for key in range(NUM_DRAWS)])
+    tokens = choose(rows, [request(key, **params) for key in range(NUM_DRAWS)])
     return torch.bincount(torch.tensor(tokens), minlength=logits.shape[-1])
 
 
@@ -36,7 +43,7 @@ def assert_distributed(counts: torch.Tensor, probs: torch.Tensor) -> None:
     possible = probs > 0
     assert counts[~possible].sum() == 0
     expected = probs[possible] / probs.sum() * NUM_DRAWS
-    limits = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 7: 24.32}
+    limits = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 6: 22.46, 7: 24.32}
     degrees = int(possible.sum()) - 1
     if degrees:
         assert ((counts[possible] - expected) ** 2 / expected).sum() < limits[degrees]
@@ -47,11 +54,11 @@ def kept(*tokens: int) -> torch.Tensor:
 
 
 def test_greedy_takes_the_best() -> None:
-    assert sampler()(PROBS.log()[None].clone(), [request()]) == [0]
+    assert choose(PROBS.log()[None].clone(), [request()]) == [0]
 
 
 def test_unused_ids_are_never_chosen() -> None:
-    assert sampler(0, 4)(PROBS.log()[None].clone(), [request()]) == [2]
+    assert choose(PROBS.log()[None].clone(), [request()], 0, 4) == [2]
 
 
 def test_temperature_one_draws_from_the_model() -> None:
@@ -94,10 +101,25 @@ def test_top_p_on_a_flat_distribution_looks_beyond_the_first_candidates() -> Non
     assert (counts > 0).sum() > 900
 
 
+def test_only_rows_whose_candidates_are_too_few_are_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.zeros(3, 2000)
+    logits[0, 5] = logits[2, 7] = 20.0
+    looked_at = []
+
+    def among_best(probs: torch.Tensor, *rest: Any) -> Any:
+        looked_at.append((len(probs), rest[-1]))
+        return _among_best(probs, *rest)
+
+    monkeypatch.setattr("batchgen.engine.sampler._among_best", among_best)
+    first, _, last = choose(logits, [request(key, temperature=1.0, top_p=0.9) for key in range(3)])
+    assert (first, last) == (5, 7)
+    assert looked_at == [(3, 64), (1, 512), (1, 2000)]
+
+
 def test_a_filter_of_one_row_leaves_its_neighbours_alone() -> None:
     rows = PROBS.log().expand(NUM_DRAWS, -1).clone()
     requests = [request(key, temperature=1.0, top_k=1 + 7 * (key % 2)) for key in range(NUM_DRAWS)]
-    tokens = torch.tensor(sampler()(rows, requests))
+    tokens = torch.tensor(choose(rows, requests))
     assert (tokens[0::2] == 0).all()
     assert set(tokens[1::2].tolist()) == set(range(8))
 
@@ -105,13 +127,80 @@ def test_a_filter_of_one_row_leaves_its_neighbours_alone() -> None:
 def test_a_row_draws_the_same_in_any_batch() -> None:
     logits = torch.randn(6, 50)
     requests = [request(key, temperature=1.0, top_p=0.9) for key in range(6)]
-    together = sampler()(logits.clone(), requests)
-    alone = [sampler()(logits[row : row + 1].clone(), [requests[row]])[0] for row in range(6)]
+    together = choose(logits.clone(), requests)
+    alone = [choose(logits[row : row + 1].clone(), [requests[row]])[0] for row in range(6)]
     assert together == alone
 
 
+def test_penalties_change_the_distribution() -> None:
+    """The completion so far is 0 0 2, the prompt 1: repetition halves log-odds of 0, 1 and 2, the others subtract."""
+    logits = PROBS.log() + 5.0  # all above 0, where the repetition penalty divides
+    penalties = {"repetition_penalty": 2.0, "presence_penalty": 0.3, "frequency_penalty": 0.2}
+    expected = logits.clone()
+    expected[[0, 1, 2]] /= 2.0
+    expected[[0, 2]] -= 0.3
+    expected[[0, 2]] -= torch.tensor([0.4, 0.2])
+    rows = [request(key, temperature=1.0, **penalties) for key in range(NUM_DRAWS)]
+    for row in rows:
+        row.output_token_ids = [0, 0, 2]
+    tokens = torch.tensor(choose(logits.expand(NUM_DRAWS, -1).clone(), rows))
+    assert_distributed(torch.bincount(tokens, minlength=8), expected.softmax(-1))
+
+
+def test_bias_and_bad_words_change_the_distribution() -> None:
+    counts = frequencies(PROBS.log(), temperature=1.0, logit_bias=((3, 2.0),), bad_words=((0,), (5, 1)))
+    expected = PROBS.clone()
+    expected[0] = 0
+    expected[3] *= float(np.exp(2.0))
+    assert_distributed(counts, expected)
+
+
+def test_draws_of_different_rows_do_not_depend_on_each_other() -> None:
+    """Pairs of rows at eight positions, as a table of 8 x 8: chi-square of independence at p = 0.001, 49 degrees."""
+    table = torch.zeros(8, 8)
+    for position in range(8):
+        rows = [request(key, temperature=1.0) for key in range(2000)]
+        for row in rows:
+            row.output_token_ids = [0] * position
+        tokens = torch.tensor(choose(torch.zeros(2000, 8), rows))
+        table += torch.bincount(tokens[:-1] * 8 + tokens[1:], minlength=64).reshape(8, 8)
+    expected = table.sum(1, keepdim=True) * table.sum(0, keepdim=True) / table.sum()
+    assert ((table - expected) ** 2 / expected).sum() < 85.35
+
+
+def test_draws_of_one_row_do_not_depend_on_each_other() -> None:
+    rows = [request(key, temperature=1.0) for key in range(4000)]
+    first = torch.tensor(choose(torch.zeros(4000, 8), rows))
+    for row in rows:
+        row.output_token_ids = [0]
+    second = torch.tensor(choose(torch.zeros(4000, 8), rows))
+    assert abs(float(torch.corrcoef(torch.stack([first, second]).float())[0, 1])) < 0.05
+
+
+def test_nothing_left_to_choose_fails_the_row_only() -> None:
+    for temperature in (0.0, 1.0):
+        rows = [request(temperature=temperature, bad_words=tuple((n,) for n in range(8))), request()]
+        first, second = sampler()(PROBS.log().expand(2, -1).clone(), rows)
+        assert isinstance(first, Failed)
+        assert first.error.startswith("no token is left")
+        assert second == Sampled(0)
+
+
+def test_logprobs_are_of_the_models_own_distribution() -> None:
+    rows = [request(temperature=0.1, logit_bias=((3, 50.0),), logprobs=1), request(logprobs=0), request()]
+    first, second, third = sampler()(PROBS.log().expand(3, -1).clone(), rows)
+    assert isinstance(first, Sampled)
+    assert first.logprobs is not None
+    assert (first.token_id, first.logprobs.rank, first.logprobs.top[0][0]) == (3, 8, 0)
+    assert first.logprobs.logprob == pytest.approx(float(np.log(0.02)), abs=1e-5)
+    assert isinstance(second, Sampled)
+    assert second.logprobs is not None
+    assert (second.logprobs.token_id, second.logprobs.top) == (0, ())
+    assert third == Sampled(0)
+
+
 def test_rows_with_one_seed_draw_differently() -> None:
-    assert len(set(sampler()(torch.zeros(20, 1000), [request(key, temperature=1.0) for key in range(20)]))) > 15
+    assert len(set(choose(torch.zeros(20, 1000), [request(key, temperature=1.0) for key in range(20)]))) > 15
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -119,5 +208,6 @@ def test_logits_that_are_not_finite_fail_their_row_only(bad: float) -> None:
     logits = PROBS.log().expand(2, -1).clone()
     logits[0, 3] = bad
     first, second = sampler()(logits, [request(), request()])
-    assert "not finite" in str(first)
-    assert second == 0
+    assert isinstance(first, Failed)
+    assert "not finite" in first.error
+    assert second == Sampled(0)

@@ -2,81 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.engine.assemble import EngineSettings, make_scheduler
-from batchgen.engine.engine import Engine
+from batchgen.engine.outcome import Failed, Sampled
 from batchgen.engine.request import Request, RequestStatus
-from batchgen.engine.scheduler import SchedulerOutput
-from batchgen.plan.order import lexicographic_order, visiting_order
 from batchgen.plan.plan import make_plan
 from batchgen.plan.token_store import PackedTokens
 from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
-from batchgen.stats.counters import RunStats
 from batchgen.stats.prompt_tokens import PromptTokens
-
-Prompts = Sequence[str]
-
-
-class CountingRunner:
-    """Answers every sampled chunk with token 7 and remembers what was computed."""
-
-    def __init__(self) -> None:
-        self.computed: dict[int, list[int]] = {}  # row -> positions, in the order they were computed
-
-    def run(self, step: SchedulerOutput) -> list[int | str]:
-        for chunk in step.chunks:
-            self.computed.setdefault(chunk.request.row_index, []).extend(range(chunk.start, chunk.stop))
-        return [7 for chunk in step.chunks if chunk.is_sampled]
-
-
-class CheckedEngine(Engine):
-    """Checks every invariant after every step."""
-
-    runner: CountingRunner
-
-    def step(self) -> list[Request]:
-        finished = super().step()
-        self.scheduler.check_integrity()
-        return finished
-
-
-def make_engine(**given: int | bool | None) -> CheckedEngine:
-    defaults: dict[str, int | bool | None] = {
-        "num_blocks": 64,
-        "block_size": 4,
-        "max_num_seqs": 4,
-        "max_batched_tokens": 32,
-        "expected_tokens": None,
-        "prefix_cache": True,
-        "max_model_len": 512,
-        "by_prefix": True,
-    }
-    values = EngineSettings(**{**defaults, **given})  # type: ignore[arg-type]
-    return CheckedEngine(make_scheduler(values), CountingRunner(), RunStats(values.block_size, values.max_model_len))
-
-
-def tokens(text: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-
-
-def make_requests(prompts: Prompts, max_tokens: Sequence[int], block_size: int = 4) -> list[Request]:
-    store = PackedTokens.pack([tokens(prompt) for prompt in prompts])
-    order = visiting_order(lexicographic_order(store, range(len(store))), store, max_tokens, block_size)
-    return [
-        Request(row, store[row], SamplingParams(), draw_key=0, max_tokens=max_tokens[row], shared_with_next=shared)
-        for row, shared in zip(order.positions.tolist(), order.shared.tolist(), strict=True)
-    ]
-
-
-def finish(engine: Engine, requests: Sequence[Request]) -> list[Request]:
-    return [request for finished in engine.run(requests) for request in finished]
+from tests.engine.simulated import CheckingRunner, Prompts, finish, make_engine, make_requests, tokens
 
 
 def test_a_prompt_is_cut_by_the_budget_only() -> None:
@@ -127,7 +64,9 @@ def test_recomputed_tokens_are_no_prompt_tokens() -> None:
     stats = engine.stats
     assert stats.prompt.total == 12
     # Each row computes its prompt and its first 8 tokens; the ninth is never an input.
-    assert stats.num_prefill_tokens + stats.num_decode_tokens == 3 * 12 - stats.prompt.hit + stats.num_recomputed_tokens
+    assert (
+        stats.num_prefill_tokens + stats.num_decode_tokens == 3 * 12 - stats.prompt.found + stats.num_recomputed_tokens
+    )
 
 
 def test_a_row_alone_that_outgrows_the_pool_fails_and_the_next_runs() -> None:
@@ -155,7 +94,7 @@ def test_an_outcome_that_is_an_error_ends_its_row_only() -> None:
     for request in requests:
         engine.scheduler.add(request)
     step = engine.scheduler.schedule()
-    finished = engine.scheduler.update(step, ["broken", 7])
+    finished = engine.scheduler.update(step, [Failed("broken"), Sampled(7)])
     assert [request.finish_reason for request in finished] == [FinishReason.ERROR, FinishReason.LENGTH]
     assert finished[0].error == "broken"
     engine.scheduler.check_integrity()
@@ -215,30 +154,6 @@ def brute_force_ceiling(prompts: Prompts, block_size: int) -> int:
             through[prompt[:stop]] = through.get(prompt[:stop], 0) + 1
         ending[prompt] = ending.get(prompt, 0) + 1
     return block_size * sum(count - max(1, ending.get(node, 0)) for node, count in through.items())
-
-
-class CheckingRunner(CountingRunner):
-    """Simulates the KV pool: every slot a row reads must hold the KV of just the tokens that the row has so far."""
-
-    def __init__(self, block_size: int, broken_rows: frozenset[int]) -> None:
-        super().__init__()
-        self.block_size = block_size
-        self.broken_rows = broken_rows
-        self.slots: dict[tuple[int, int], list[int]] = {}
-
-    def run(self, step: SchedulerOutput) -> list[int | str]:
-        for chunk in step.chunks:  # every layer writes before it attends
-            for position in range(chunk.start, chunk.stop):
-                self.slots[self.slot(chunk.request, position)] = chunk.request.token_ids(0, position + 1)
-        for chunk in step.chunks:
-            tokens = chunk.request.token_ids(0, chunk.stop)
-            for position in range(chunk.stop):
-                assert self.slots[self.slot(chunk.request, position)] == tokens[: position + 1]
-        super().run(step)
-        return ["broken" if c.request.row_index in self.broken_rows else 7 for c in step.chunks if c.is_sampled]
-
-    def slot(self, request: Request, position: int) -> tuple[int, int]:
-        return request.block_table[position // self.block_size], position % self.block_size
 
 
 # A few long stems over two letters, cut anywhere and continued: prefixes nest, repeat and end on block borders.
@@ -305,5 +220,5 @@ def test_a_pool_as_small_as_can_be_loses_no_row_and_no_token(
     assert sum((group.prompt for group in stats.groups.values()), PromptTokens()) == stats.prompt
     if all(request.finish_reason is not FinishReason.ERROR for request in done):
         later_outputs = sum(len(request.output_token_ids) - 1 for request in done)  # the last is never computed
-        num_computed = stats.prompt.total - stats.prompt.hit + stats.num_recomputed_tokens + later_outputs
+        num_computed = stats.prompt.total - stats.prompt.found + stats.num_recomputed_tokens + later_outputs
         assert stats.num_prefill_tokens + stats.num_decode_tokens == num_computed

@@ -118,11 +118,6 @@ def test_format_jsonl_reads_any_compressed_name(tmp_path: Path) -> None:
     assert find_files(str(tmp_path / "x.gz"), "jsonl").format == "jsonl"
 
 
-def test_url_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r"s3://bucket/x\.jsonl: remote input"):
-        find_files("s3://bucket/x.jsonl", "auto")
-
-
 @pytest.mark.parametrize("path", ["", []])
 def test_nothing_named(path: str | list[str]) -> None:
     with pytest.raises(InputError, match=r"input\.path is empty"):

@@ -88,8 +88,8 @@ def test_resume_keeps_what_is_whole(tmp_path: Path) -> None:
     folder = OutputFolder(tmp_path)
     folder.check([], is_known=True)
     with folder.claimed(resume=True):
-        assert names_in(folder.state) == ["journal/chunk-000000.parquet", "lock", "run.json"]
-    assert names_in(folder.state) == ["journal/chunk-000000.parquet", "run.json"]
+        assert names_in(tmp_path / ".state") == ["journal/chunk-000000.parquet", "lock", "run.json"]
+    assert names_in(tmp_path / ".state") == ["journal/chunk-000000.parquet", "run.json"]
 
 
 def test_a_run_that_came_in_between_is_not_touched(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_small_file_that_grows_large_is_streamed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "inner"), [("x.jsonl.gz", "x.jsonl"), ("a/x.JSON.ZST", "a/x.JSON"), ("x.jsonl", "x.jsonl"), ("x.gz", "x")]
+    ("name", "inner"), [("x.jsonl.gz", "x.jsonl"), ("a/x.JSON.ZST", "x.JSON"), ("x.jsonl", "x.jsonl"), ("x.gz", "x")]
 )
 def test_inner_name(name: str, inner: str) -> None:
     assert inner_name(Path(name)) == Path(inner)

@@ -33,23 +33,23 @@ def answer(index: int, sample: int = 0) -> RequestOutput:
     return RequestOutput(index, FinishReason.STOP, sample, f"answer {index}.{sample}", None, index, 1, 0)
 
 
-def answered(input: Input, folder: Path, answers: Iterable[RequestOutput], **sizes: int) -> pa.Table:
+def answered(input: Input, folder: Path, answers: Iterable[RequestOutput], **options: Any) -> pa.Table:
     """The completions of a run that gave `answers`; the input is read once before, as every run does."""
-    return ds.dataset(written_parts(input, folder, answers, "parquet", **sizes)).to_table()
+    return ds.dataset(written_parts(input, folder, answers, "parquet", **options)).to_table()
 
 
 def written_parts(
-    input: Input, folder: Path, answers: Iterable[RequestOutput], format: Format, **sizes: int
+    input: Input, folder: Path, answers: Iterable[RequestOutput], format: Format, **options: Any
 ) -> list[Path]:
     assert all(row.index >= 0 for row in input.read_rows())
     output = OutputFolder(folder)
     output.claim()
     output.begin("{}")
-    writer = ResultWriter(output, rows_per_chunk=sizes.pop("rows_per_chunk", 10_000))
+    writer = ResultWriter(output, rows_per_chunk=options.pop("rows_per_chunk", 10_000))
     for each in answers:
         writer.write(each)
-    writer.finish(input, "", format, **sizes)
-    return sorted(output.completions.iterdir())
+    writer.finish(input, "", format, **options)
+    return sorted((folder / "completions").iterdir())
 
 
 def parquet_input(folder: Path, **columns: Any) -> Input:
@@ -86,13 +86,28 @@ def test_samples_of_a_row_stand_next_to_each_other(tmp_path: Path) -> None:
     assert table["completion"].to_pylist() == ["answer 0.0", "answer 0.1", "answer 1.0", "answer 1.1"]
 
 
-def test_parts_are_full_and_written_by_batchgen(tmp_path: Path) -> None:
+def test_parts_say_what_wrote_them(tmp_path: Path) -> None:
+    input = parquet_input(tmp_path, prompt=["a", "b"])
+    answered(input, tmp_path / "out", map(answer, range(2)), rows_per_part=1, origin={"job": "j.yaml", "model": "gpt2"})
+    for part in (tmp_path / "out" / "completions").iterdir():
+        schema = pq.read_schema(part)
+        told = {key.decode(): value.decode() for key, value in schema.metadata.items()}
+        assert told == {"batchgen": batchgen.__version__, "batchgen.job": "j.yaml", "batchgen.model": "gpt2"}
+        assert b"description" in schema.field("completion").metadata
+        assert all(pq.ParquetFile(part).metadata.row_group(0).column(i).compression == "ZSTD" for i in range(8))
+
+
+def test_every_added_column_is_described() -> None:
+    fields = output_schema(pa.schema([]), "gen_")
+    assert all(len(field.metadata[b"description"]) > 20 for field in fields)
+
+
+def test_parts_are_full(tmp_path: Path) -> None:
     input = parquet_input(tmp_path, prompt=[str(i) for i in range(600)])
     table = answered(input, tmp_path / "out", map(answer, range(600)), rows_per_part=250)
     parts = sorted((tmp_path / "out" / "completions").iterdir())
     assert [part.name for part in parts] == ["part-00000.parquet", "part-00001.parquet", "part-00002.parquet"]
     assert [pq.ParquetFile(part).metadata.num_rows for part in parts] == [250, 250, 100]
-    assert pq.read_schema(parts[1]).metadata[b"batchgen"] == batchgen.__version__.encode()
     assert table["prompt"].to_pylist() == [str(i) for i in range(600)]
 
 

@@ -32,6 +32,8 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("${PLACE}/in", "/data/in"),
         ("x${PLACE}", "/jobs/day/x/data"),
         ("s3://bucket/in", "s3://bucket/in"),
+        ("file:///data/in", "/data/in"),
+        ("s3://${PLACE}/in", "s3:///data/in"),
     ],
 )
 def test_path_becomes_absolute(text: str, path: str) -> None:
@@ -84,7 +86,10 @@ def conflicts(output: str, *inputs: str, model: str = "gpt2") -> list[str]:
 
 @pytest.mark.parametrize(
     ("output", "source"),
-    [("/d/in", "/d/in"), ("/d", "/d/in"), ("/d/in/out", "/d/in"), ("/d/x/../in", "/d/in"), ("/d", "/d/*.jsonl")],
+    [
+        *[("/d/in", "/d/in"), ("/d", "/d/in"), ("/d/in/out", "/d/in"), ("/d/x/../in", "/d/in"), ("/d", "/d/*.jsonl")],
+        *[("s3://b/in", "s3://b/in/"), ("s3://b", "s3://b/in"), ("s3://b/in/out", "s3://b/in")],
+    ],
 )
 def test_output_and_input_may_not_hold_each_other(output: str, source: str) -> None:
     assert conflicts(output, "/other", source) == [f"would mix with the input {source}; choose another folder"]
@@ -93,6 +98,11 @@ def test_output_and_input_may_not_hold_each_other(output: str, source: str) -> N
 @pytest.mark.parametrize("source", ["/d/in", "/d/outside", "/d/*.jsonl", "s3://d/out"])
 def test_output_beside_the_input_is_fine(source: str) -> None:
     assert conflicts("/d/out", source) == []
+
+
+@pytest.mark.parametrize("source", ["s3://b/output", "s3://other/out", "gs://b/out", "/b/out"])
+def test_output_in_a_store_beside_the_input_is_fine(source: str) -> None:
+    assert conflicts("s3://b/out", source) == []
 
 
 def test_output_may_hold_neither_the_model_nor_the_job_file() -> None:

@@ -13,10 +13,14 @@ from hypothesis import strategies as st
 from batchgen.errors import ModelError
 from batchgen.job.load import Job, load_job
 from batchgen.job.resolve import Setting, dump_yaml, resolve_sampling, resolved_document
+from batchgen.job.token_values import TokenValues
 from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
+from tests.tiny_models import VOCAB_SIZE, byte_tokenizer
 
 MODEL: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "top_p": 0.8, "top_k": 20, "max_new_tokens": 16}
+
+TOKENS = TokenValues(byte_tokenizer(), VOCAB_SIZE)
 
 Load = Callable[..., Job]
 
@@ -32,7 +36,7 @@ def load(tmp_path: Path) -> Load:
 
 
 def resolve(job: Job, config: dict[str, Any]) -> tuple[SamplingParams, dict[str, tuple[Any, str]]]:
-    params, found = resolve_sampling(job, config)
+    params, found = resolve_sampling(job, config, TOKENS)
     return params, {setting.key: (setting.value, setting.source) for setting in found}
 
 
@@ -93,7 +97,7 @@ def test_seed_that_nobody_gave_is_fresh(load: Load) -> None:
 
 def test_unusable_value_of_the_model_is_refused(load: Load) -> None:
     with pytest.raises(ModelError, match=r"generation_config has top_p: 7, .* set sampling\.top_p in the job file"):
-        resolve_sampling(load(), MODEL | {"top_p": 7})
+        resolve_sampling(load(), MODEL | {"top_p": 7}, TOKENS)
 
 
 def test_unusable_value_of_the_model_does_not_matter_if_the_job_has_its_own(load: Load) -> None:
@@ -108,7 +112,7 @@ def test_stop_values_reach_the_params(load: Load) -> None:
 
 def test_document_has_a_source_for_every_value(load: Load) -> None:
     job = load("{seed: 3}", "engine.block_size=8")
-    _, found = resolve_sampling(job, MODEL)
+    _, found = resolve_sampling(job, MODEL, TOKENS)
     document = resolved_document(job, [*found, Setting("engine.device", "cpu", "default")], {"batchgen": "0.1.0"})
     assert document["batchgen"] == "0.1.0"
     assert document["job"]["sampling"]["temperature"] == 0.9
@@ -122,12 +126,12 @@ def test_document_has_a_source_for_every_value(load: Load) -> None:
 
 def test_job_part_of_the_document_loads_again(load: Load, tmp_path: Path) -> None:
     job = load("{stop: [no, '12:30', '1e-5', \"\\n\", 'é: #', '~'], stop_token_ids: [2], temperature: 1e-5}")
-    params, found = resolve_sampling(job, {})
+    params, found = resolve_sampling(job, {}, TOKENS)
     again = tmp_path / "elsewhere" / "again.yaml"
     again.parent.mkdir()
     again.write_text(dump_yaml(resolved_document(job, found, {})["job"]), encoding="utf-8")
     loaded = load_job(again)
-    assert resolve_sampling(loaded, MODEL)[0] == params
+    assert resolve_sampling(loaded, MODEL, TOKENS)[0] == params
     assert loaded.spec.model_copy(update={"sampling": job.spec.sampling}) == job.spec
 
 

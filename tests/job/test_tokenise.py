@@ -9,7 +9,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,6 +18,7 @@ from batchgen.engine.philox import draw_key
 from batchgen.errors import InputError
 from batchgen.io.readers import open_input
 from batchgen.job.encode import RowEncoder
+from batchgen.job.token_values import TokenValues
 from batchgen.job.tokenise import TokenisedRows, tokenise
 from batchgen.job_spec import InputSpec
 from batchgen.plan.token_store import TokenStore
@@ -34,9 +34,11 @@ class FakeTarget:
     """The limits of a job, as far as pass 1 needs them."""
 
     params = SamplingParams(seed=SEED, max_tokens=8)
+    max_model_len = MAX_MODEL_LEN
 
-    def max_tokens(self, lengths: Any) -> Any:
-        return np.minimum(MAX_MODEL_LEN - lengths, 8)
+    @property
+    def token_values(self) -> TokenValues:
+        return TokenValues(byte_tokenizer(), VOCAB_SIZE)
 
 
 class BadRows:

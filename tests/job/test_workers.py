@@ -24,7 +24,7 @@ from batchgen.job_spec import InputSpec
 from batchgen.prompts.prompt import Prompts
 
 ROOT = Path(__file__).parents[2]
-BATCHES = [[Row(2 * n, "", {}), Row(2 * n + 1, "", {})] for n in range(12)]
+BATCHES = [[Row(2 * n, f"x line {2 * n + 1}"), Row(2 * n + 1, f"x line {2 * n + 2}")] for n in range(12)]
 
 
 class PidEncoder:
@@ -84,7 +84,9 @@ def test_batches_are_read_a_few_ahead() -> None:
 
 
 def test_worker_that_dies_is_an_error_with_the_row() -> None:
-    with pytest.raises(BatchgenError, match=r"a worker process that tokenises the input died at row \d+ or soon after"):
+    with pytest.raises(
+        BatchgenError, match=r"a worker process that tokenises the input died at x line \d+ or soon after"
+    ):
         encode(DyingEncoder(), num_workers=2, tokens_before_workers=0)
 
 

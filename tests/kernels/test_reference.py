@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from batchgen_kernels import AttentionOptions, AttentionStep, LayerCache, ReferenceBackend, reference
+from batchgen_kernels import AttentionOptions, AttentionStep, LayerCache, ReferenceBackend, copy_blocks, reference
 
 
 def dense(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> torch.Tensor:
@@ -54,3 +54,11 @@ def test_many_queries_are_taken_in_slices(monkeypatch: pytest.MonkeyPatch) -> No
     whole = attend()
     monkeypatch.setattr(reference, "_MAX_SCORES", 4 * 9 * 2)  # two queries at a time
     torch.testing.assert_close(attend(), whole)
+
+
+def test_copies_are_read_before_any_is_written() -> None:
+    """Blocks 0 and 1 change places, and 2 gets what 0 was."""
+    key, value = torch.arange(4.0).view(4, 1, 1, 1), torch.arange(4.0, 8).view(4, 1, 1, 1)
+    copy_blocks(LayerCache(key, value), [(0, 1), (1, 0), (0, 2)])
+    assert key.flatten().tolist() == [1, 0, 0, 3]
+    assert value.flatten().tolist() == [5, 4, 4, 7]

@@ -58,5 +58,5 @@ def test_tensors_have_the_shape_of_the_contract() -> None:
 
 
 def test_a_step_needs_room_for_its_logits_and_activations() -> None:
-    # 2 rows of 100 logits: 2 bytes and four times 4; 10 tokens of 8: 32 times 2 bytes
-    assert step_bytes(8, 100, 2, 10, torch.bfloat16) == 2 * 100 * 18 + 10 * 8 * 64
+    # 2 rows of 100 logits: 2 bytes and five times 4; 10 tokens of 8: 32 times 2 bytes
+    assert step_bytes(8, 100, 2, 10, torch.bfloat16) == 2 * 100 * 22 + 10 * 8 * 64

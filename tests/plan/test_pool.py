@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchgen.engine.assemble import EngineSettings, make_scheduler
+from batchgen.engine.outcome import Sampled
 from batchgen.engine.request import Request
 from batchgen.plan.plan import Plan, make_plan
 from batchgen.plan.token_store import PackedTokens
@@ -67,6 +68,6 @@ def test_the_pool_is_enough(
         assert not step.waits_for_blocks
         assert scheduler.cache.num_evictions == 0
         matched += sum(admission.num_matched_tokens for admission in step.admissions)
-        scheduler.update(step, [7 for chunk in step.chunks if chunk.is_sampled])
+        scheduler.update(step, [Sampled(7)] * len(step.sampled_requests))
     if by_prefix:
         assert matched == plan.hit_ceiling

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from batchgen.prompts.detokenize import Detokenizer, StopMatcher
+from batchgen.prompts.detokenize import Detokenizer, StopMatcher, TokenTexts
 from tests.tiny_models import EOS, IM_END, byte_tokenizer, merging_tokenizer, metaspace_tokenizer
 
 BYTES = Detokenizer(byte_tokenizer())
@@ -126,3 +126,13 @@ def test_a_matcher_stops_at_the_first_token_with_which_the_text_holds_a_stop_str
     if expected is not None:
         found = texts[expected - 1]
         assert matcher.text == found[: min(found.find(s) for s in stop if s in found)]
+
+
+def test_token_texts_keep_their_space_and_their_bytes() -> None:
+    tokenizer = metaspace_tokenizer()
+    texts = TokenTexts(tokenizer)
+    ids = tokenizer.encode("the answer", add_special_tokens=False)
+    assert "".join(texts[token_id] for token_id in ids) == " the answer"
+    assert TokenTexts(byte_tokenizer())[0xC3] == "\ufffd"
+    assert TokenTexts(byte_tokenizer())[EOS] == "<eos>"
+    assert TokenTexts(byte_tokenizer())[262] == ""

@@ -10,8 +10,9 @@ import numpy as np
 
 from batchgen.engine.assemble import EngineSettings, make_scheduler
 from batchgen.engine.engine import Engine
+from batchgen.engine.outcome import Outcome, Sampled
 from batchgen.engine.request import Request
-from batchgen.engine.scheduler import SchedulerOutput
+from batchgen.engine.step import SchedulerOutput
 from batchgen.plan.groups import prefix_groups
 from batchgen.plan.plan import Plan, make_plan
 from batchgen.plan.token_store import PackedTokens
@@ -27,8 +28,8 @@ SECONDS = {"inspect": 0.5, "tokenise": 1.0, "load": 2.0, "plan": 0.5, "run": 60.
 class IdleRunner:
     """Answers every sampled chunk with token 7."""
 
-    def run(self, step: SchedulerOutput) -> list[int | str]:
-        return [7 for chunk in step.chunks if chunk.is_sampled]
+    def run(self, step: SchedulerOutput) -> list[Outcome]:
+        return [Sampled(7)] * len(step.sampled_requests)
 
 
 @dataclass(frozen=True)

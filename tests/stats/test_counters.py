@@ -22,6 +22,7 @@ def step(used: int, empty: int, **changes: Any) -> StepStats:
         "num_sampled_tokens": 2,
         "num_used_blocks": used,
         "num_logical_blocks": used,
+        "num_stored_tokens": 4 * used - empty,
         "num_idle_blocks": 0,
         "num_free_blocks": 1,
         "num_empty_slots": empty,
@@ -72,7 +73,7 @@ def test_sharing_is_what_logical_blocks_saved() -> None:
 
 def test_static_reservation_would_have_left_most_slots_empty() -> None:
     stats = make_stats()
-    stats.observe_step(step(used=4, empty=4), 1.0)  # 12 tokens of 2 rows with 32 slots each
+    stats.observe_step(step(used=4, empty=4, num_stored_tokens=12), 1.0)  # of 2 rows with 32 slots each
     assert stats.static_reservation_waste == 1 - 12 / 64
 
 

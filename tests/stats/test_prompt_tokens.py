@@ -20,17 +20,34 @@ from batchgen.stats.prompt_tokens import PromptTokens, origin_of_prompt
     ],
 )
 def test_origin(num_tokens: int, num_matched: int, num_seen: int, expected: PromptTokens) -> None:
-    origin = origin_of_prompt(num_tokens, 4, num_matched=num_matched, num_seen=num_seen, has_evicted=False)
+    origin = origin_of_prompt(
+        num_tokens, 4, num_matched=num_matched, num_copied=0, num_seen=num_seen, has_evicted=False
+    )
     assert origin == expected
     assert origin.total == num_tokens
 
 
 def test_a_seen_block_is_missing_because_it_was_evicted() -> None:
-    origin = origin_of_prompt(10, 4, num_matched=0, num_seen=8, has_evicted=True)
+    origin = origin_of_prompt(10, 4, num_matched=0, num_copied=0, num_seen=8, has_evicted=True)
     assert origin == PromptTokens(evicted=8, tail=2)
 
 
 def test_sum_and_misses() -> None:
     both = PromptTokens(hit=1, first=2) + PromptTokens(first=3, order=4)
     assert both == PromptTokens(hit=1, first=5, order=4)
-    assert both.misses == {"first": 5, "tail": 0, "last": 0, "evicted": 0, "order": 4}
+    assert both.misses == {"first": 5, "tail": 0, "last": 0, "evicted": 0, "order": 4, "scored": 0}
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_seen", "expected"),
+    [
+        (10, 0, PromptTokens(copied=3, first=5, tail=2)),
+        (8, 8, PromptTokens(copied=3, order=1, last=4)),
+        (4, 4, PromptTokens(copied=3, last=1)),
+    ],
+)
+def test_a_copy_takes_the_place_of_the_misses_that_come_first(
+    num_tokens: int, num_seen: int, expected: PromptTokens
+) -> None:
+    origin = origin_of_prompt(num_tokens, 4, num_matched=0, num_copied=3, num_seen=num_seen, has_evicted=False)
+    assert origin == expected

@@ -61,6 +61,6 @@ def test_the_table_ends_with_the_diagnosis_in_lines_that_fit(report: RunReport) 
 def test_errors_of_one_kind_are_counted_together() -> None:
     rows = RowCounts()
     for row in (3, 17):
-        error = f"row {row} of the input: the prompt has {1000 * row} tokens"
+        error = f"in.jsonl line {row}: the prompt has {1000 * row} tokens"
         rows.observe(RequestOutput(row, FinishReason.ERROR, error=error))
     assert rows.errors == Counter({"the prompt has … tokens": 2})

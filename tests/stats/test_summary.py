@@ -41,3 +41,9 @@ def test_the_time_saved_is_that_of_this_runs_prefill() -> None:
 
 def test_a_run_of_nothing_says_only_that() -> None:
     assert sentences(run_script([]).report) == "0 rows in 66 s; none failed."
+
+
+def test_copies_are_told_apart_from_full_blocks() -> None:
+    text = sentences(run_script(["aaaabbbb", "aaaabbcc"], max_num_seqs=1).report)
+    assert "4 of 16 prompt tokens (25.0 %) were reused" in text
+    assert "2 more were copied" in text

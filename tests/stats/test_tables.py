@@ -20,7 +20,7 @@ DOCS = (Path(__file__).parents[2] / "docs/report.md").read_text(encoding="utf-8"
 SCHEMAS = {"job": JOB, "groups": GROUPS, "steps": STEPS}
 UNITS = {"rows", "tokens", "steps", "blocks", "slots", "groups", "seconds", "tokens/s", "share"}
 UNITS |= {"preemptions", "allocations", "-"}
-CAUSES = ("num_miss_first", "num_miss_tail", "num_miss_last", "num_miss_evicted", "num_miss_order")
+CAUSES = ("num_miss_first", "num_miss_tail", "num_miss_last", "num_miss_evicted", "num_miss_order", "num_miss_scored")
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +78,12 @@ def test_groups_and_the_rest_add_up_to_the_job(run: ScriptedRun) -> None:
     assert [row["group_number"] for row in rows] == [0, 1, None]
     assert [row["num_rows"] for row in rows] == [3, 3, 1]
     assert [(row["first_row_index"], row["num_prefix_tokens"]) for row in rows] == [(0, 4), (10, 5), (None, None)]
-    for name in ("num_prompt_tokens", "num_hit_tokens", "num_output_tokens", *CAUSES):
+    for name in ("num_prompt_tokens", "num_hit_tokens", "num_copied_tokens", "num_output_tokens", *CAUSES):
         assert sum(row[name] for row in rows) == getattr(run.report, name)
     for row in rows:
-        assert row["num_prompt_tokens"] == row["num_hit_tokens"] + sum(row[cause] for cause in CAUSES)
+        assert row["num_prompt_tokens"] == row["num_hit_tokens"] + row["num_copied_tokens"] + sum(
+            row[cause] for cause in CAUSES
+        )
 
 
 def test_steps_split_the_pool(run: ScriptedRun) -> None:

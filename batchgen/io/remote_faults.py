@@ -1,0 +1,77 @@
+"""Faults of a store: whatever its client raises, of whatever type, becomes an OSError that names the place.
+
+Knows errors; knows no paths.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_HTTP_QUERY = re.compile(r"(https?://[^\s'\"?#]*)[?#][^\s'\"]*")
+
+
+@contextmanager
+def naming_faults(place: object) -> Iterator[None]:
+    """What goes wrong inside becomes an OSError that names the place."""
+    try:
+        yield
+    except Exception as error:  # clients raise whatever they like
+        raise _os_error(error, str(place)) from error
+
+
+class Reader(io.RawIOBase):
+    """A file of fsspec whose faults are OSErrors that name it."""
+
+    def __init__(self, place: object, file: Any) -> None:
+        self._place = place
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return bool(self._file.seekable())
+
+    def readinto(self, buffer: Any) -> int:
+        with naming_faults(self._place):
+            data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        with naming_faults(self._place):
+            return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+def without_query(text: str) -> str:
+    """A text as messages may show it: the query of an HTTP address often holds a signature."""
+    return _HTTP_QUERY.sub(r"\1", text)
+
+
+def _os_error(error: Exception, place: str) -> OSError:
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(errno.ENOENT, "no such file or folder", place)
+    if isinstance(error, FileExistsError):
+        return FileExistsError(errno.EEXIST, "exists already", place)
+    if isinstance(error, NotImplementedError):
+        return OSError(errno.EOPNOTSUPP, "this kind of store cannot do that", place)
+    if isinstance(error, ValueError) and "range requests" in str(error):
+        return OSError(
+            errno.EOPNOTSUPP, "the server gives no parts of a file (Range); copy it to a local folder", place
+        )
+    number = errno.EACCES if isinstance(error, PermissionError) else getattr(error, "errno", None) or errno.EIO
+    return OSError(number, without_query(str(error)) or type(error).__name__, place)

@@ -1,0 +1,44 @@
+"""Export: the committed rows of an unfinished run, with the columns of its input where that is still as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from batchgen.errors import InputError, OutputError
+from batchgen.io.folder import OutputFolder
+from batchgen.io.readers import Input, open_input
+from batchgen.io.remote import Location, state_of
+from batchgen.io.unfinished import export_with_input
+from batchgen.job.load import Job
+from batchgen.job.run_state import RunState, read_earlier
+
+
+def export_job(job: Job, folder: OutputFolder, to: Path) -> int:
+    """Write the committed rows as the finished run of `job` would, in its format. Returns the number of rows.
+
+    Raises InputError where the input is not the one that the run in the folder reads, else as `export_committed`.
+    """
+    earlier = read_earlier(folder)
+    if earlier is None:
+        raise OutputError(f"{folder.path}: no run in it that has generated a row")
+    source = open_input(job.spec.input)
+    _refuse_other_input(source, earlier.state)
+    for _ in source.read_row_batches():
+        pass  # the types of JSON lines are known only now
+    return export_with_input(folder, to, source, job.spec.output.prefix, job.spec.output.format)
+
+
+def _refuse_other_input(source: Input, state: RunState) -> None:
+    known = [text for key, text in state.fingerprint.items() if key.startswith("input file ")]
+    if len(known) != len(source.files):
+        raise InputError(f"the run reads {len(known)} input files, the job file names {len(source.files)}")
+    for path, text in zip(source.files, known, strict=True):
+        if not _is_same(path, text, state):
+            raise InputError(f"{path}: not as it was when the run began; export without the input's columns")
+
+
+def _is_same(path: Location, text: str, state: RunState) -> bool:
+    """Whether a file has the size and the stamp it had; its content is not read."""
+    size, stamp = state_of(path)
+    has_stamp = text.endswith(stamp) if isinstance(stamp, str) else state.mtimes.get(str(path)) == stamp
+    return text.startswith(f"{path}, {size} bytes, ") and has_stamp

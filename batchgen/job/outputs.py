@@ -1,0 +1,96 @@
+"""Outputs: a finished request to what is written of it. Knows texts of tokens, and which columns are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from batchgen.engine.outcome import TokenLogprobs
+from batchgen.engine.request import Request
+from batchgen.io.rows import Places
+from batchgen.job.row_sampling import RowSampling
+from batchgen.job_spec import OutputSpec
+from batchgen.prompts.detokenize import Detokenizer, StopMatcher, TokenTexts
+from batchgen.request_output import RequestOutput
+from batchgen.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_NO_LOGPROBS: dict[str, Any] = {"logprob": None, "rank": None, "top": None}
+
+
+def columns_on_request(output: OutputSpec, sampling: RowSampling) -> set[str]:
+    """The columns that only some jobs have: where a row, or the job, asks for what is in them."""
+    asked = {name for name in ("logprobs", "prompt_logprobs") if sampling.asks(name)}
+    return asked | {"completion_token_ids"} if output.token_ids else asked
+
+
+class Outputs:
+    """Makes the outputs of one job."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, places: Places, *, token_ids: bool) -> None:
+        self._tokenizer = tokenizer
+        self._places = places
+        self._token_ids = token_ids
+        self._detokenizers: dict[bool, Detokenizer] = {}
+
+    def stop_condition(self, params: SamplingParams) -> StopMatcher | None:
+        """What watches a new request for its stop strings."""
+        return StopMatcher(self._detokenizer(params), params.stop, params.min_tokens) if params.stop else None
+
+    def of(self, request: Request) -> RequestOutput:
+        """The last form of a row: its text without what ended it, its error with its place."""
+        assert request.finish_reason is not None
+        return RequestOutput(
+            row_index=request.row_index,
+            finish_reason=request.finish_reason,
+            sample_index=request.sample_index,
+            completion=self._text(request) if request.output_token_ids else None,
+            error=None if request.error is None else f"{self._places[request.row_index]}: {request.error}",
+            prompt_tokens=request.num_prompt_tokens,
+            completion_tokens=len(request.output_token_ids),
+            cached_tokens=request.num_cached_tokens,
+            completion_token_ids=request.output_token_ids if self._token_ids else None,
+            logprobs=None if request.params.logprobs is None else self._logprobs(request.output_logprobs),
+            prompt_logprobs=self._prompt_logprobs(request),
+        )
+
+    def _text(self, request: Request) -> str:
+        """The completion as text: neither an end token nor a stop string is part of it."""
+        if isinstance(request.stop_condition, StopMatcher):
+            return request.stop_condition.text
+        token_ids = request.output_token_ids
+        is_ended = token_ids[-1] in request.end_token_ids
+        return self._detokenizer(request.params).decode(token_ids[:-1] if is_ended else token_ids)
+
+    def _prompt_logprobs(self, request: Request) -> list[Mapping[str, Any]] | None:
+        """One entry a prompt token; nothing comes before the first, so nothing is known of it."""
+        if request.params.prompt_logprobs is None or request.computes_whole_prompt:
+            return None
+        first = self._token(int(request.prompt_token_ids[0])) | _NO_LOGPROBS
+        return [first, *self._logprobs(request.prompt_logprobs)]
+
+    def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> list[Mapping[str, Any]]:
+        return [
+            self._token(token.token_id) | {"logprob": token.logprob, "rank": token.rank, "top": list(self._top(token))}
+            for token in tokens
+        ]
+
+    def _top(self, token: TokenLogprobs) -> Iterator[Mapping[str, Any]]:
+        for token_id, logprob in token.top:
+            yield self._token(token_id) | {"logprob": logprob}
+
+    def _token(self, token_id: int) -> dict[str, Any]:
+        return {"token_id": token_id, "token": self._texts[token_id]}
+
+    @cached_property
+    def _texts(self) -> TokenTexts:
+        return TokenTexts(self._tokenizer)
+
+    def _detokenizer(self, params: SamplingParams) -> Detokenizer:
+        skips = params.skip_special_tokens
+        if skips not in self._detokenizers:
+            self._detokenizers[skips] = Detokenizer(self._tokenizer, skip_special_tokens=skips)
+        return self._detokenizers[skips]

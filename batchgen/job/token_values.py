@@ -1,0 +1,59 @@
+"""TokenValues: sampling values given as words or ids, as the model's token ids. Knows no file and no row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from batchgen.errors import RowError
+from batchgen.prompts.word_ids import TokenSequence, WordIds
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+class TokenValues:
+    """Turns values of `SamplingSpec` into those of `SamplingParams`, for one model of `vocab_size` ids."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> None:
+        self._words = WordIds(tokenizer)
+        self._vocab_size = vocab_size
+        self._convert: dict[str, Callable[[Any], Any]] = {
+            "stop": tuple,
+            "stop_token_ids": self._stop_token_ids,
+            "logit_bias": self._logit_bias,
+            "bad_words": self._bad_words,
+        }
+
+    def resolve(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The same keys, hashable. RowError, beginning with the key, for what is no token of the model."""
+        return {name: self._convert.get(name, _unchanged)(value) for name, value in values.items()}
+
+    def _stop_token_ids(self, token_ids: Iterable[int]) -> frozenset[int]:
+        return frozenset(self._checked(f"stop_token_ids[{n}]", token_id) for n, token_id in enumerate(token_ids))
+
+    def _logit_bias(self, bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+        ids = {self._biased(text): value for text, value in bias.items()}
+        if len(ids) < len(bias):
+            raise RowError("logit_bias: two of its keys are one token; keep one")
+        return tuple(sorted(ids.items()))
+
+    def _biased(self, text: str) -> int:
+        if text.isdecimal():  # the only form that a key of JSON or YAML has for a number
+            return self._checked("logit_bias", int(text))
+        token_id = self._words.single(text)
+        if token_id is None:
+            raise RowError(f"logit_bias: {text!r} is not one token of the model; give token ids, or use bad_words")
+        return token_id
+
+    def _bad_words(self, words: Iterable[str]) -> tuple[TokenSequence, ...]:
+        return tuple(dict.fromkeys(ids for word in words for ids in self._words.sequences(word)))
+
+    def _checked(self, key: str, token_id: int) -> int:
+        if token_id >= self._vocab_size:
+            raise RowError(f"{key}: {token_id} is no token id; the model's go from 0 to {self._vocab_size - 1}")
+        return token_id
+
+
+def _unchanged(value: Any) -> Any:
+    return value

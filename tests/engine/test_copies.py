@@ -1,0 +1,116 @@
+"""Half-shared blocks: a row that shares the beginning of a block with an earlier one copies it. Blocks of 4 tokens."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchgen.engine.request import Request
+from batchgen.stats.prompt_tokens import PromptTokens
+from tests.engine.simulated import CheckedEngine, CheckingRunner, finish, make_engine, make_requests
+from tests.engine.test_scheduler import brute_force_ceiling, ends, stems
+
+FULL_AND_HALF = ["aaaabbbb", "aaaabbxx"]  # a block and a half
+
+
+def run(prompts: list[str], max_tokens: int = 1, **given: int | bool | None) -> tuple[CheckedEngine, list[Request]]:
+    """One row a step, unless told otherwise."""
+    engine = make_engine(**{"max_num_seqs": 1, **given})
+    engine.runner = CheckingRunner(4)
+    finish(engine, requests := make_requests(prompts, [max_tokens] * len(prompts)))
+    return engine, requests
+
+
+def test_the_beginning_of_a_block_is_copied_and_counted_apart() -> None:
+    engine, requests = run(FULL_AND_HALF)
+    assert engine.runner.computed[1] == [6, 7]
+    assert engine.stats.prompt == PromptTokens(hit=4, copied=2, first=10)
+    assert [request.num_cached_tokens for request in requests] == [0, 6]
+
+
+def test_the_half_filled_end_of_a_prompt_is_copied_too() -> None:
+    engine, _ = run(["aaaab", "aaaabc"])
+    assert engine.stats.prompt == PromptTokens(hit=4, copied=1, first=4, tail=2)
+
+
+def test_of_an_equal_prompt_all_but_the_last_token_is_found() -> None:
+    engine, _ = run(["aaaabbbb", "aaaabbbb"])
+    assert engine.stats.prompt.found == 7
+
+
+def test_rows_shorter_than_a_block_copy() -> None:
+    engine, _ = run(["abc", "abd"])
+    assert engine.stats.prompt == PromptTokens(copied=2, tail=4)
+
+
+def test_what_is_computed_in_the_same_step_is_not_copied() -> None:
+    engine, _ = run(FULL_AND_HALF, max_num_seqs=2)
+    assert engine.stats.num_steps == 1
+    assert engine.stats.prompt.copied == 0
+
+
+def test_a_copy_comes_from_a_running_row_as_well() -> None:
+    engine, _ = run(FULL_AND_HALF, max_tokens=9, max_num_seqs=2, max_batched_tokens=8)
+    assert engine.stats.prompt.copied == 2
+
+
+def test_a_half_shared_block_waits_for_its_copy_and_then_goes() -> None:
+    engine = make_engine(max_num_seqs=1)
+    engine.runner = CheckingRunner(4)
+    for request in make_requests([*FULL_AND_HALF, "cccc"], [1, 1, 1]):
+        engine.scheduler.add(request)
+    pool = engine.scheduler.cache.pool
+    engine.step()
+    assert pool.num_idle == 2  # the shared block, and the half-shared one
+    engine.step()
+    assert pool.num_idle == 0
+
+
+def test_nothing_is_copied_without_a_prefix_cache() -> None:
+    engine, _ = run(FULL_AND_HALF, prefix_cache=False)
+    assert engine.stats.prompt.found == 0
+
+
+def test_a_full_pool_gives_the_half_shared_block_away_first() -> None:
+    engine, _ = run(["aaaabbbb", "aaaabbxxxxxx"], num_blocks=3)
+    assert engine.stats.prompt.hit == 4
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    stems=stems,
+    ends=ends,
+    block_size=st.sampled_from([2, 4, 8]),
+    max_num_seqs=st.integers(1, 8),
+    max_batched_tokens=st.sampled_from([1, 3, 8, 64]),
+)
+def test_copies_take_nothing_from_full_blocks(
+    stems: list[str], ends: list[tuple[int, int, str]], block_size: int, max_num_seqs: int, max_batched_tokens: int
+) -> None:
+    prompts = [stems[stem % len(stems)][:cut] + end for stem, cut, end in ends]
+    engine = make_engine(
+        num_blocks=600, block_size=block_size, max_num_seqs=max_num_seqs, max_batched_tokens=max_batched_tokens
+    )
+    engine.runner = CheckingRunner(block_size)
+    requests = make_requests(prompts, [3] * len(prompts), block_size)
+    finish(engine, requests)
+    stats = engine.stats
+    assert stats.prompt.hit == brute_force_ceiling(prompts, block_size)
+    assert stats.num_prefill_tokens == stats.prompt.total - stats.prompt.found
+    assert sum(request.num_cached_tokens or 0 for request in requests) == stats.prompt.found
+
+
+@settings(max_examples=200, deadline=None)
+@given(stems=stems, ends=ends, block_size=st.sampled_from([2, 4, 8]))
+def test_one_row_at_a_time_computes_only_what_is_new(
+    stems: list[str], ends: list[tuple[int, int, str]], block_size: int
+) -> None:
+    """Without rows that run at once every token that the row before has is found, but for a prompt's last one."""
+    prompts = sorted(stems[stem % len(stems)][:cut] + end for stem, cut, end in ends)
+    engine = make_engine(num_blocks=600, block_size=block_size, max_num_seqs=1)
+    engine.runner = CheckingRunner(block_size)
+    requests = make_requests(prompts, [1] * len(prompts), block_size)
+    finish(engine, requests)
+    shared = [0, *(request.shared_with_next or 0 for request in requests[:-1])]
+    for request, num_shared in zip(requests, shared, strict=True):
+        assert (request.num_cached_tokens or 0) >= min(num_shared, request.num_prompt_tokens - 1)

@@ -1,0 +1,200 @@
+"""Several samples of a row: they begin from one prompt, and never see what another one wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchgen.engine.outcome import Failed, Outcome, Sampled
+from batchgen.engine.request import Request
+from batchgen.request_output import FinishReason
+from batchgen.stats.prompt_tokens import PromptTokens
+from tests.engine.simulated import CheckedEngine, CheckingRunner, finish, make_engine, make_requests
+
+END = 3
+
+
+class SampleRunner(CheckingRunner):
+    """Gives every sample a token of its own."""
+
+    def outcome(self, request: Request) -> Outcome:
+        return Sampled(200 + request.sample_index)
+
+
+class EndingRunner(SampleRunner):
+    """Ends every sample at some place of its own, and breaks it in some rows."""
+
+    def outcome(self, request: Request) -> Outcome:
+        position = len(request.output_token_ids)
+        if request.row_index in self.broken_rows and position >= request.row_index % 3:
+            return Failed("broken")
+        ends = (5 * request.row_index + 3 * request.sample_index + position) % 7 == 6
+        return Sampled(END) if ends else super().outcome(request)
+
+
+def with_samples(requests: Sequence[Request], n: int) -> list[Request]:
+    """The first sample of every row, with its others."""
+    for request in requests:
+        request.end_token_ids = frozenset([END])
+        request.later_samples = [replace(request, sample_index=sample, output_token_ids=[], block_table=[])
+                                 for sample in range(1, n)]  # fmt: skip
+    return list(requests)
+
+
+def start(n: int, prompt: str, **given: int | bool | None) -> CheckedEngine:
+    engine = make_engine(**given)
+    engine.runner = SampleRunner(engine.scheduler.cache.block_size)
+    [request] = with_samples(make_requests([prompt], [12], engine.scheduler.cache.block_size), n)
+    engine.scheduler.add(request)
+    return engine
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_eight_samples_of_a_hundred_tokens_hold_7_blocks_and_then_14(prefix_cache: bool) -> None:
+    engine = start(8, "a" * 100, block_size=16, max_num_seqs=8, max_batched_tokens=128, prefix_cache=prefix_cache)
+    pool = engine.scheduler.cache.pool
+    engine.step()
+    assert (pool.num_used, len(engine.scheduler.running)) == (6 + 1, 8)
+    assert engine.runner.computed == {0: list(range(100))}
+    engine.step()
+    assert pool.num_used == 6 + 8
+
+
+def test_every_sample_draws_from_the_logits_of_the_prompts_last_token() -> None:
+    engine = start(3, "a" * 10)
+    step = engine.scheduler.schedule()
+    assert [[request.sample_index for request in chunk.samples] for chunk in step.chunks] == [[0, 1, 2]]
+
+
+def test_the_last_to_write_keeps_the_half_filled_block() -> None:
+    engine = start(3, "a" * 10)
+    engine.step()
+    [shared] = {request.block_table[-1] for request in engine.scheduler.running}
+    step = engine.scheduler.schedule()
+    assert [copy.source for copy in step.copies] == [shared, shared]
+    assert engine.scheduler.running[-1].block_table[-1] == shared
+
+
+def test_nothing_is_copied_where_a_prompt_ends_on_a_block_border() -> None:
+    engine = start(3, "a" * 8)
+    engine.step()
+    assert engine.scheduler.schedule().copies == []
+
+
+def test_samples_beyond_max_num_seqs_keep_the_prompt_and_compute_none_of_it() -> None:
+    engine = start(5, "a" * 10, max_num_seqs=2, prefix_cache=False)
+    done = finish(engine, [])
+    assert sorted(request.sample_index for request in done) == [0, 1, 2, 3, 4]
+    assert engine.runner.computed[0][:10] == list(range(10))
+    assert min(engine.runner.computed[0][10:]) == 10
+    assert engine.stats.num_recomputed_tokens == 0
+
+
+def test_cached_tokens_of_later_samples_are_the_whole_prompt() -> None:
+    done = finish(start(3, "a" * 10), [])
+    assert {request.sample_index: request.num_cached_tokens for request in done} == {0: 0, 1: 10, 2: 10}
+
+
+def test_a_prompt_counts_once_a_row() -> None:
+    engine = start(3, "a" * 10)
+    finish(engine, [])
+    assert engine.stats.prompt == PromptTokens(first=8, tail=2)
+    assert engine.stats.groups[None].num_rows == 1
+
+
+def test_all_samples_fail_with_a_prompt_that_outgrows_the_pool() -> None:
+    engine = start(3, "a" * 8, num_blocks=2)
+    done = finish(engine, [])
+    assert [request.finish_reason for request in done] == [FinishReason.ERROR] * 3
+
+
+def test_empty_slots_of_a_shared_half_filled_block_count_once() -> None:
+    engine = start(3, "a" * 10)
+    engine.step()
+    assert engine.stats.num_empty_slots == 2
+
+
+def test_sharing_is_what_samples_save() -> None:
+    engine = start(4, "a" * 12)
+    engine.step()
+    assert engine.stats.sharing == 1 - 3 / 12
+
+
+def alone(row: int, sample: int, max_tokens: int) -> list[int]:
+    """What EndingRunner gives a sample."""
+    ends = [(5 * row + 3 * sample + position) % 7 == 6 for position in range(max_tokens)]
+    length = ends.index(True) + 1 if True in ends else max_tokens
+    return [END if ends[position] else 200 + sample for position in range(length)]
+
+
+stems = st.lists(st.text("ab", min_size=1, max_size=16), min_size=1, max_size=3)
+ends = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 16), st.text("ab", max_size=8)), min_size=1, max_size=10)
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    stems=stems,
+    ends=ends,
+    n=st.integers(1, 5),
+    max_tokens=st.lists(st.integers(1, 12), min_size=10, max_size=10),
+    spare_blocks=st.integers(0, 12),
+    block_size=st.sampled_from([1, 2, 4, 8]),
+    max_num_seqs=st.integers(1, 10),
+    max_batched_tokens=st.sampled_from([1, 2, 5, 16, 64]),
+    expected_tokens=st.sampled_from([None, 1, 2, 5]),
+    by_prefix=st.booleans(),
+    prefix_cache=st.booleans(),
+    broken_rows=st.frozensets(st.integers(0, 9), max_size=2),
+)
+def test_no_sample_and_no_token_is_lost_or_mixed_up(
+    stems: list[str],
+    ends: list[tuple[int, int, str]],
+    n: int,
+    max_tokens: list[int],
+    spare_blocks: int,
+    block_size: int,
+    max_num_seqs: int,
+    max_batched_tokens: int,
+    expected_tokens: int | None,
+    by_prefix: bool,
+    prefix_cache: bool,
+    broken_rows: frozenset[int],
+) -> None:
+    prompts = [stems[stem % len(stems)][:cut] + end for stem, cut, end in ends]
+    engine = make_engine(
+        num_blocks=-(-max(map(len, prompts)) // block_size) + spare_blocks,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_batched_tokens=max_batched_tokens,
+        expected_tokens=expected_tokens,
+        by_prefix=by_prefix,
+        prefix_cache=prefix_cache,
+    )
+    engine.runner = EndingRunner(block_size, broken_rows)
+    requests = make_requests(prompts, max_tokens, block_size)
+    for request in requests:
+        request.group = request.row_index % 3
+        if not by_prefix:
+            request.shared_with_next = None
+    done = finish(engine, with_samples(requests, n))
+    assert sorted((r.row_index, r.sample_index) for r in done) == [
+        (r, s) for r in range(len(prompts)) for s in range(n)
+    ]
+    for request in done:
+        if request.finish_reason is not FinishReason.ERROR:
+            assert request.output_token_ids == alone(request.row_index, request.sample_index, request.max_tokens)
+        else:
+            assert request.row_index in broken_rows or "KV pool" in str(request.error)
+    pool, stats = engine.scheduler.cache.pool, engine.stats
+    assert pool.num_used == 0
+    assert pool.num_idle == 0 or not by_prefix
+    assert stats.prompt.total == sum(map(len, prompts))
+    assert sum((group.prompt for group in stats.groups.values()), PromptTokens()) == stats.prompt
+    if all(request.finish_reason is not FinishReason.ERROR for request in done):
+        later_outputs = sum(len(request.output_token_ids) - 1 for request in done)  # the last is never computed
+        num_computed = stats.prompt.total - stats.prompt.found + stats.num_recomputed_tokens + later_outputs
+        assert stats.num_prefill_tokens + stats.num_decode_tokens == num_computed

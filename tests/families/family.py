@@ -1,0 +1,59 @@
+"""What a family's tiny configuration is, and the pieces that many of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Settings = Mapping[str, Any]
+Features = dict[str, Settings]  # what is on, and the settings that turn it off
+
+WINDOW = 16  # tokens; shorter than most prompts
+LONG_WINDOW = 200  # longer than any row
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A tiny configuration with everything on that is special about the family.
+
+    A feature names what is on together with the settings that turn it off, so that a test can show that the outputs
+    depend on it. A trait can't be turned off and leave the same model (a shape, a tie), so it is words only.
+    """
+
+    title: str
+    settings: Settings
+    features: Features = field(default_factory=dict)
+    traits: tuple[str, ...] = ()
+    std: float = 0.3  # of the random weights: wide, so that greedy outputs depend on far tokens
+
+
+def mixed(**settings: Any) -> Settings:
+    """A sliding and a full layer."""
+    return {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW, **settings}
+
+
+def rotary(part: float = 1.0, theta: float = 1e4) -> Settings:
+    """Plain rotary positions on `part` of each head."""
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": part}}
+
+
+def stretched(rope_type: str, **settings: Any) -> Settings:
+    """Rotary positions stretched four times from 32 tokens."""
+    fixed = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+    return {"rope_parameters": {**fixed, **settings}}
+
+
+SLIDING: Settings = {"sliding_window": WINDOW}
+UNLIMITED: Settings = {"sliding_window": LONG_WINDOW}
+ONE_EXPERT: Settings = {"num_experts_per_tok": 1}
+# Latent attention: K heads of 24 elements, 8 of them rotary and shared by all heads, V heads of 12.
+LATENT: Settings = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
+LATENT_TRAIT = "latent attention, K and V heads of different sizes"

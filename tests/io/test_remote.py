@@ -1,0 +1,148 @@
+"""Places in a store: what a URL leads to, and that faults of any kind name the place."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from batchgen.errors import BatchgenError
+from batchgen.io.remote import FileState, RemotePath, locate, state_of
+from tests.object_store import install
+
+
+@pytest.fixture(params=["memory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RemotePath]:
+    """An empty folder: of a store that renames, and of one that does not."""
+    install(tmp_path / "store")
+    path = locate(f"{request.param}://bucket/data")
+    assert isinstance(path, RemotePath)
+    yield path
+    path.remove()
+
+
+def local(tmp_path: Path, data: bytes) -> Path:
+    path = tmp_path / "local"
+    path.write_bytes(data)
+    return path
+
+
+def test_local_path_is_a_path() -> None:
+    assert locate("/a/b") == Path("/a/b")
+
+
+def test_parts_of_a_place(place: RemotePath) -> None:
+    path = place / "x" / "part-0.jsonl.gz"
+    assert (path.name, path.suffix, path.parent) == ("part-0.jsonl.gz", ".gz", place / "x")
+    assert str(path).endswith("bucket/data/x/part-0.jsonl.gz")
+
+
+def test_a_folder_is_there_when_something_is_in_it(place: RemotePath) -> None:
+    assert not place.exists()
+    (place / "a" / "x").write_bytes(b"1")
+    assert (place.is_dir(), place.is_file(), (place / "a" / "x").is_file()) == (True, False, True)
+
+
+def test_listing_is_sorted_and_of_one_folder(place: RemotePath) -> None:
+    for name in ("chunk-1", "chunk-0", "a/chunk-2", ".chunk-3.tmp"):
+        (place / name).write_bytes(b"1")
+    assert [path.name for path in place.iterdir()] == [".chunk-3.tmp", "a", "chunk-0", "chunk-1"]
+    assert place.glob("chunk-*") == [place / "chunk-0", place / "chunk-1"]
+    assert [*(place / "none").iterdir()] == []
+
+
+def test_put_and_fetch(place: RemotePath, tmp_path: Path) -> None:
+    (place / "x").put(local(tmp_path, b"old"))
+    (place / "x").put(local(tmp_path, b"new"))
+    assert (place / "x").read_bytes() == b"new"
+    assert (place / "x").fetch(tmp_path / "copy").read_bytes() == b"new"
+    assert [path.name for path in place.iterdir()] == ["x"]
+
+
+def test_create_refuses_what_is_there(place: RemotePath) -> None:
+    (place / "x").create(b"1")
+    with pytest.raises(FileExistsError):
+        (place / "x").create(b"2")
+    assert (place / "x").read_bytes() == b"1"
+
+
+def test_state_changes_with_the_content(place: RemotePath) -> None:
+    (place / "x").write_bytes(b"1")
+    before = state_of(place / "x")
+    assert before == state_of(place / "x")
+    (place / "x").write_bytes(b"2")
+    assert state_of(place / "x").size == before.size == 1
+    assert state_of(place / "x") != before
+
+
+def test_remove_takes_a_folder_and_bears_absence(place: RemotePath) -> None:
+    (place / "a" / "x").write_bytes(b"1")
+    (place / "a").remove()
+    (place / "a").remove()
+    (place / "a" / "x").unlink(missing_ok=True)
+    assert not (place / "a").exists()
+
+
+def test_local_file_state(tmp_path: Path) -> None:
+    path = local(tmp_path, b"123")
+    assert state_of(path) == FileState(3, path.stat().st_mtime_ns)
+
+
+def test_absence_names_the_place(place: RemotePath) -> None:
+    with pytest.raises(FileNotFoundError, match="no such file") as caught:
+        (place / "x").read_bytes()
+    assert caught.value.filename == str(place / "x")
+
+
+class Failing(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec carries no types
+    protocol = "failing"
+
+    def info(self, path: str, **_: object) -> object:
+        raise RuntimeError("token expired")  # clients raise whatever they like
+
+    def _open(self, path: str, *_: object, **__: object) -> object:
+        return self
+
+    def read(self, _: int) -> bytes:
+        raise ValueError("connection reset")
+
+    def tell(self) -> int:
+        return 0
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+def test_faults_of_a_client_become_os_errors() -> None:
+    path = RemotePath(Failing(), "bucket/x")
+    with pytest.raises(OSError, match="token expired") as caught:
+        path.state()
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, "failing://bucket/x")
+    with path.open() as file, pytest.raises(OSError, match="connection reset"):
+        file.read()
+
+
+def test_missing_package_is_named() -> None:
+    fsspec.register_implementation("absent", "no_such_package.FileSystem", clobber=True, errtxt="Install it")
+    with pytest.raises(BatchgenError, match=r"absent://b/x: .*pip install no_such_package"):
+        locate("absent://b/x")
+
+
+def test_unknown_protocol_is_named() -> None:
+    with pytest.raises(BatchgenError, match=r"nope://b/x: cannot be used as a URL: .*nope"):
+        locate("nope://b/x")
+
+
+def test_signature_of_an_address_is_not_shown() -> None:
+    fs = type("Http", (fsspec.AbstractFileSystem,), {"protocol": ("http", "https")})()
+    path = RemotePath(fs, "https://host/data/x.jsonl.gz?X-Signature=abc%2Fdef")
+    assert str(path) == "https://host/data/x.jsonl.gz"
+    assert (path.name, path.suffix) == ("x.jsonl.gz", ".gz")
+    assert os.path.basename(path.path).endswith("def")
