@@ -5,6 +5,7 @@ launch.py    launch parameters from the committed table
 store.py     write K and V to slots
 attention.py the attention kernel over work items
 merge.py     joins the parts of a query
+sample.py    logits to token ids, with the draws of the sampler on the CPU
 backend.py   TritonBackend: the contract, step by step
 """
 
