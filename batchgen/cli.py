@@ -21,8 +21,12 @@ import click
 from batchgen import __version__
 from batchgen.errors import BatchgenError
 from batchgen.job.interrupt import Interrupt, Interrupted
+from batchgen.log import LogFormat, event, log_to_stderr
+
+log = logging.getLogger("batchgen")
 
 REFUSED, INTERRUPTED, BUG = 2, 130, 1
+DIFFERENT = 3  # as a run with bad rows: finished, and not all is well
 
 
 class _Group(click.Group):
@@ -32,27 +36,20 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except BatchgenError as error:
-            click.echo(str(error), err=True)
+            log.error("%s", error, extra=event("error", exit_code=REFUSED))
             ctx.exit(REFUSED)
         except Interrupted as interrupted:
-            click.echo(f"batchgen: {interrupted}", err=True)
+            log.warning("%s", interrupted, extra=event("interrupted", exit_code=interrupted.exit_code))
             ctx.exit(interrupted.exit_code)
         except KeyboardInterrupt:
-            click.echo("batchgen: interrupted", err=True)
+            log.warning("interrupted", extra=event("interrupted", exit_code=INTERRUPTED))
             ctx.exit(INTERRUPTED)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # click's own
         except Exception:
-            click.echo(traceback.format_exc(), err=True, nl=False)
-            click.echo("batchgen: this is a bug in batchgen; please report it with the lines above", err=True)
+            words = "%sbatchgen: this is a bug in batchgen; please report it with the lines above"
+            log.error(words, traceback.format_exc(), extra=event("error", exit_code=BUG))
             ctx.exit(BUG)
-
-
-class _EchoHandler(logging.Handler):
-    """Log lines on stderr, in words."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        click.echo(self.format(record), err=True)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -62,6 +59,7 @@ def main() -> None:
 
     Example: batchgen run jobs/quickstart.yaml
     """
+    log_to_stderr(logging.INFO)
 
 
 @main.command()
@@ -69,8 +67,16 @@ def main() -> None:
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override one key of the job file.")
 @click.option("--only", type=click.Choice(["failed"]), help="Run the rows again that failed, also of a finished run.")
 @click.option("--quiet", is_flag=True, help="No progress bar, and of the log only warnings.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", help="json: one object a line.")
 @click.pass_context
-def run(ctx: click.Context, job_file: Path, overrides: tuple[str, ...], only: str | None, quiet: bool) -> None:
+def run(
+    ctx: click.Context,
+    job_file: Path,
+    overrides: tuple[str, ...],
+    only: str | None,
+    quiet: bool,
+    log_format: LogFormat,
+) -> None:
     """Run a job: the whole file is checked first, then the model is loaded.
 
     Exits with 0 if every row is good, 3 if some failed (also when the job was complete already), 2 if the job, its
@@ -78,14 +84,14 @@ def run(ctx: click.Context, job_file: Path, overrides: tuple[str, ...], only: st
 
     Example: batchgen run jobs/quickstart.yaml --set sampling.seed=1 --set input.limit=100
     """
-    _log_to_stderr(logging.WARNING if quiet else logging.INFO)
+    log_to_stderr(logging.WARNING if quiet else logging.INFO, log_format)
     with Interrupt() as interrupt:
         from batchgen.job.load import load_job
 
         job = load_job(job_file, overrides)
         from batchgen.job.run import run_job  # imports torch, so only after the job file is known to be good
 
-        report = run_job(job, quiet=quiet, interrupt=interrupt, only_failed=only == "failed")
+        report = run_job(job, quiet=quiet or log_format == "json", interrupt=interrupt, only_failed=only == "failed")
     click.echo(report.table())
     click.echo(report.summary())
     ctx.exit(report.exit_code)
@@ -101,7 +107,6 @@ def report(folders: tuple[str, ...]) -> None:
 
     Example: batchgen report out/monday out/tuesday
     """
-    _log_to_stderr(logging.INFO)
     from batchgen.io.folder import OutputFolder
     from batchgen.io.remote import locate
     from batchgen.stats.artifact import read_artifact, read_report
@@ -139,7 +144,7 @@ def plan(
     """
     if tokens_per_second is not None and not math.isfinite(tokens_per_second):
         raise click.BadParameter(f"{tokens_per_second} is no rate", param_hint="--tokens-per-second")
-    _log_to_stderr(logging.WARNING if quiet else logging.INFO)
+    log_to_stderr(logging.WARNING if quiet else logging.INFO)
     from batchgen.job.load import load_job
 
     job = load_job(job_file, overrides)
@@ -193,6 +198,29 @@ def export(folder: str, to: Path, format: Literal["parquet", "jsonl"], job_file:
 
 
 @main.command()
+@click.argument("folder", metavar="OUT")
+@click.option("--rows", type=click.IntRange(min=1), default=50, show_default=True, help="How many, evenly spread.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Instead of the run's own.")
+@click.option("--quiet", is_flag=True, help="No progress bar, and of the log only warnings.")
+@click.pass_context
+def verify(ctx: click.Context, folder: str, rows: int, dtype: str | None, quiet: bool) -> None:
+    """Run rows of a finished run again, each alone and cold, and compare them with what was written.
+
+    Nothing is written. Exits with 0 if all completions are the same or differ first where the model's two best logits
+    are closer than 0.001, with 3 if any differs elsewhere, with 2 if the run or its input cannot be used.
+
+    Example: batchgen verify out/monday --rows 50
+    """
+    log_to_stderr(logging.WARNING if quiet else logging.INFO)
+    from batchgen.job.verify import verify_run  # imports torch
+
+    verification = verify_run(folder, num_rows=rows, dtype=dtype, quiet=quiet)
+    for line in verification.lines():
+        click.echo(line)
+    ctx.exit(0 if verification.is_good else DIFFERENT)
+
+
+@main.command()
 def schema() -> None:
     """Print the JSON schema of job files, for editors.
 
@@ -201,11 +229,3 @@ def schema() -> None:
     from batchgen.job_spec import JobSpec
 
     click.echo(json.dumps(JobSpec.model_json_schema(), indent=2))
-
-
-def _log_to_stderr(level: int) -> None:
-    handler = _EchoHandler()
-    handler.setFormatter(logging.Formatter("batchgen: %(message)s"))
-    logger = logging.getLogger("batchgen")
-    logger.handlers = [handler]
-    logger.setLevel(level)

@@ -6,6 +6,7 @@ give are None here when the job file does not set them (`job/resolve.py` fills t
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -38,6 +39,21 @@ def _as_mapping(value: Any) -> Any:
     if value is None:
         return {}
     return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def _as_json(value: Any) -> Any:
+    """A schema written out is the same as one given as JSON text."""
+    return json.dumps(value) if isinstance(value, Mapping) else value
+
+
+def _json_object(text: str) -> str:
+    try:
+        is_object = isinstance(json.loads(text), dict)
+    except ValueError as error:
+        raise ValueError(f"expected a JSON schema, written out or as JSON text; {error}") from None
+    if not is_object:
+        raise ValueError("expected a JSON schema, which is an object")
+    return text
 
 
 def _text_or_list(value: Any) -> str:
@@ -116,6 +132,36 @@ class InputSpec(_Section):
         return self
 
 
+class StructuredSpec(_Section):
+    """The form that completions must have: one of these."""
+
+    json_schema: (
+        Annotated[
+            str,
+            BeforeValidator(_as_json, json_schema_input_type=Mapping[str, Any] | str),
+            AfterValidator(_json_object),
+        ]
+        | None
+    ) = Field(None, description="JSON that this schema, written out or as JSON text, allows; without free whitespace")
+    regex: Text | None = Field(None, description="text that this regular expression matches as a whole")
+    choice: Annotated[Sequence[Text], Field(min_length=1), Frozen] | None = Field(
+        None, description="one of these texts"
+    )
+    grammar: Text | None = Field(None, description="text of this grammar: Lark as llguidance has it, or GBNF")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> StructuredSpec:
+        if len(self.given) != 1:
+            found = " and ".join(self.given) if self.given else "none"
+            raise ValueError(f"expected exactly one of {', '.join(StructuredSpec.model_fields)}; got {found}")
+        return self
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The form, by its key."""
+        return self.model_dump(exclude_none=True)
+
+
 class SamplingSpec(_Section):
     """How tokens are chosen. None: the model's generation_config decides, then the built-in value."""
 
@@ -132,6 +178,7 @@ class SamplingSpec(_Section):
         {}, description="token id, or text that is one token -> what is added to its logit; -100 forbids it"
     )
     bad_words: Texts = Field((), description="texts that a completion never has")
+    structured: StructuredSpec | None = Field(None, description="the form that a completion must have")
     n: PositiveCount = Field(1, description="samples of every row; they share its prompt")
     max_tokens: PositiveCount | None = Field(None, description="null: up to the context limit")
     min_tokens: Count = Field(0, description="no stop of any kind counts before so many tokens")

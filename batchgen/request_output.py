@@ -36,3 +36,5 @@ class RequestOutput:
     completion_token_ids: Sequence[int] | None = None
     logprobs: Sequence[Mapping[str, Any]] | None = None
     prompt_logprobs: Sequence[Mapping[str, Any]] | None = None
+    # Where its prompt tokens came from (`stats/earlier.py`): for the report of a later session, never in the output.
+    origin: Sequence[int] | None = None

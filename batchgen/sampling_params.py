@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 MIN_TEMPERATURE = 1e-6  # below this the best token is all there is, and float32 would divide by nothing
+
+
+class Structured(NamedTuple):
+    """The form that a completion must have."""
+
+    kind: str  # its key in `sampling.structured`
+    text: str  # a schema and choices as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
     bad_words: tuple[tuple[int, ...], ...] = ()  # the last of each is forbidden behind the others
+    structured: Structured | None = None
     n: int = 1  # samples of every row
     max_tokens: int | None = None
     min_tokens: int = 0

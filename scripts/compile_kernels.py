@@ -32,6 +32,7 @@ from batchgen_kernels.triton.launch import REGIMES, Launch, LaunchKey, launches,
 from batchgen_kernels.triton.merge import merge_kernel
 from batchgen_kernels.triton.sample import sample_kernel
 from batchgen_kernels.triton.store import store_kernel
+from batchgen_kernels.triton.uniform import uniform_kernel
 from batchgen_kernels.triton.work import ITEM_FIELDS
 
 ARCHS = ("sm_80", "sm_90", "sm_100")
@@ -143,9 +144,11 @@ def simple_builds(arch: str) -> Iterator[Build]:
     types = {"partial_ptr": "*fp32", "lse_ptr": "*fp32", "output_ptr": "*bf16"}
     types |= {"tokens_ptr": "*i32", "partial_starts_ptr": "*i32"}
     yield Build("merge bfloat16 128", arch, merge_kernel, types, {"VALUE_SIZE": 128, "VALUE_TILE": 128}, 1, 1)
-    types = dict.fromkeys(("logits_ptr", "temperatures_ptr", "least_ptr"), "*fp32") | {"draws_ptr": "*fp64"}
-    types |= {"keys_ptr": "*i64", "positions_ptr": "*i32", "samples_ptr": "*i32", "tokens_ptr": "*i64"}
-    yield Build("sample", arch, sample_kernel, types | {"vocab": "i32", "row_stride": "i32"}, {"TILE": 2048}, 8, 3)
+    types = dict.fromkeys(("keys_ptr", "positions_ptr", "samples_ptr", "bits_ptr"), "*i64") | {"count": "i32"}
+    yield Build("uniform", arch, uniform_kernel, types, {"TILE": 128}, 4, 1)
+    types = dict.fromkeys(("logits_ptr", "temperatures_ptr", "least_ptr"), "*fp32")
+    types |= {"draws_ptr": "*fp64", "tokens_ptr": "*i64", "vocab": "i32", "row_stride": "i32"}
+    yield Build("sample", arch, sample_kernel, types, {"TILE": 2048}, 8, 3)
 
 
 def compile_kernel(build: Build) -> Needs:

@@ -3,7 +3,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_env.sh"
 
-prepare gguf,report,dev
+prepare gguf,report,structured,dev
 
 say "ruff check" && python -m ruff check .
 say "ruff format --check" && python -m ruff format --check .

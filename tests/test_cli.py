@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 import batchgen
 from batchgen.cli import main
-from batchgen.errors import InputError, ModelError
+from batchgen.errors import CapacityError, InputError, ModelError, OutputError
 from batchgen.io.folder import OutputFolder
 from batchgen.job.interrupt import Interrupt, Interrupted
 from batchgen.job.run import write_report
@@ -138,6 +138,25 @@ def test_wrong_job_file_is_refused_before_the_run_room(run_job: FakeRun, job: st
     assert result.exit_code == 2
     assert result.stderr == "--set sampling.sead=1: sampling.sead: unknown key; did you mean seed?\n"
     assert run_job.calls == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (Report(0), 0),
+        (Report(3), 3),
+        (CapacityError("no memory left"), 2),
+        (OutputError("out: disk full"), 2),
+        (Interrupted(signal.SIGINT), 130),
+        (KeyboardInterrupt(), 130),
+        (Interrupted(signal.SIGTERM), 143),
+        (AssertionError("a block is lost"), 1),
+    ],
+)
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_exit_codes(run_job: FakeRun, job: str, outcome: Report | BaseException, code: int, log_format: str) -> None:
+    run_job.outcome = outcome
+    assert invoke("run", job, "--log-format", log_format, "--quiet").exit_code == code
 
 
 def test_missing_job_file_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ JOBS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "jobs").rglob("*.
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_job_is_valid(name: str) -> None:
+def test_job_is_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATE", "2026-11-30")
     assert load_job(ROOT / name).spec.model.path
 
 

@@ -27,7 +27,7 @@ TORCH_FREE = [
     *("engine/request.py", "engine/scheduler.py"),
 ]
 NEED_TORCH = {
-    f"job/{name}.py" for name in ("run", "resume", "target", "generate", "planning", "plan_job")
+    f"job/{name}.py" for name in ("run", "resume", "target", "generate", "planning", "plan_job", "verify")
 }  # they join rooms to the model
 
 
@@ -155,8 +155,9 @@ def test_only_the_models_room_imports_batchgen_kernels() -> None:
 
 def test_every_imported_package_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    # The page without its plots needs no extra; `stats/plots.py` alone does, and only when it is asked for a plot.
-    needed = project["dependencies"] + project["optional-dependencies"]["report"]
+    # Nothing needs these two before it is asked for: `stats/plots.py` for a plot, `prompts/grammar.py` for a form.
+    extras = [name for extra in ("report", "structured") for name in project["optional-dependencies"][extra]]
+    needed = project["dependencies"] + extras
     declared = {re.split(r"\W", name)[0] for name in needed}
     imported = {name for folder in PACKAGES.values() for path in folder.rglob("*.py") for name in imports(path)}
     assert imported - set(sys.stdlib_module_names) - set(PACKAGES) <= declared

@@ -1,8 +1,8 @@
 """What a row asks for changes its logits: bias, penalties on tokens it has, tokens that are forbidden just now.
 
-In this order, which is vLLM's: bias, then the repetition, frequency and presence penalties, then what is forbidden.
-Everything is a gather or a scatter of (row, token) pairs, so a row pays for its own tokens and never for the
-vocabulary. A mask of allowed tokens a row, as a grammar gives, belongs behind all of these.
+In this order, which is vLLM's: bias, then the repetition, frequency and presence penalties, then what is forbidden,
+and last what a constraint such as a grammar does not allow. All but the last is a gather or a scatter of (row, token)
+pairs, so a row pays for its own tokens and never for the vocabulary.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ def is_adjusted(request: Request) -> bool:
     """Whether the next token of the request is chosen from other logits than the model's."""
     params = request.params
     return bool(
-        params.penalises or params.logit_bias or params.bad_words or len(request.output_token_ids) < params.min_tokens
+        params.penalises
+        or params.logit_bias
+        or params.bad_words
+        or len(request.output_token_ids) < params.min_tokens
+        or request.constraint is not None
     )
 
 
@@ -36,6 +40,8 @@ def adjust(logits: Tensor, requests: Sequence[Request]) -> None:
         _penalise(logits, requests)
     forbidden = _pairs([_forbidden(request, logits.shape[-1]) for request in requests], logits.device)
     logits[forbidden] = -torch.inf
+    if any(request.constraint is not None for request in requests):
+        logits.masked_fill_(_disallowed(requests, logits), -torch.inf)
 
 
 class _Pairs(NamedTuple):
@@ -94,3 +100,13 @@ def _forbidden(request: Request, vocab_size: int) -> TokenArray:
     if len(output) < params.min_tokens:
         ids += [token for token in request.end_token_ids if token < vocab_size]
     return _array(ids)
+
+
+def _disallowed(requests: Sequence[Request], logits: Tensor) -> Tensor:
+    """Bool like `logits`; all false in the rows without a constraint."""
+    bits = np.full((len(requests), -(-logits.shape[-1] // 8)), 0xFF, np.uint8)
+    for row, request in enumerate(requests):
+        if request.constraint is not None:
+            bits[row] = request.constraint.allowed()[: bits.shape[1]]
+    is_not = np.unpackbits(~bits, axis=1, count=logits.shape[-1], bitorder="little")
+    return torch.from_numpy(is_not).to(logits.device).view(torch.bool)

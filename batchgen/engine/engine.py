@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -9,15 +10,17 @@ from batchgen.engine.observer import Observer
 from batchgen.engine.outcome import Outcome
 from batchgen.engine.request import Request
 from batchgen.engine.scheduler import Scheduler
-from batchgen.engine.step import SchedulerOutput
+from batchgen.engine.step import OutOfMemory, SchedulerOutput
 from batchgen.stats.counters import RunStats
+
+log = logging.getLogger("batchgen")
 
 
 class Runner(Protocol):
     """Computes a step; `ModelRunner` with a real model."""
 
     def run(self, step: SchedulerOutput) -> Sequence[Outcome]:
-        """For every sampled request in order: the next token, or the error that ends it."""
+        """For every sampled request in order: the next token, or the error that ends it. Raises OutOfMemory."""
 
 
 class Engine:
@@ -28,6 +31,7 @@ class Engine:
         self.runner = runner
         self.stats = stats
         self._observer = Observer(scheduler, stats)
+        self._ran_out_of_memory = False
 
     def run(self, requests: Iterable[Request]) -> Iterator[list[Request]]:
         """Take requests as they are needed; yields after every step those that ended, each exactly once."""
@@ -37,14 +41,36 @@ class Engine:
             yield self.step()
 
     def step(self) -> list[Request]:
-        """One forward of the model over everything that fits; returns the requests that ended."""
+        """One forward of the model over everything that fits; returns the requests that ended.
+
+        None ended where the device ran out of memory: the step is undone, and the next one is half as large. Raises
+        CapacityError when it cannot be smaller.
+        """
         self._observer.begin_step()
         step = self.scheduler.schedule()
-        outcomes = self.runner.run(step)
+        try:
+            outcomes = self.runner.run(step)
+        except OutOfMemory:
+            self.scheduler.take_back(step)
+            self._say_smaller(step)
+            return []
         self._observer.step_done(step)
         finished = self.scheduler.update(step, outcomes)
         self._observer.rows_done(finished)
         return finished
+
+    def _say_smaller(self, step: SchedulerOutput) -> None:
+        """Once loudly: how far the steps shrink is of no interest, that they do is."""
+        level = logging.DEBUG if self._ran_out_of_memory else logging.WARNING
+        self._ran_out_of_memory = True
+        log.log(
+            level,
+            "the device ran out of memory in a step of %d tokens; nothing is lost: the run goes on, slower, in steps "
+            "of at most %d tokens and %d rows; a lower engine.memory_fraction or engine.max_batched_tokens avoids it",
+            step.num_tokens,
+            self.scheduler.max_batched_tokens,
+            self.scheduler.max_num_seqs,
+        )
 
     def _fill(self, source: Iterator[Request]) -> bool:
         """Keep a step's worth of requests waiting; False when nothing is left to do."""

@@ -61,6 +61,7 @@ class Observer:
             has_evicted=self._scheduler.cache.num_evictions > 0,
             is_scored=request.params.prompt_logprobs is not None,
         )
+        request.origin = origin
         self.stats.observe_prompt(origin, request.group)
 
     def _observe_step(self, step: SchedulerOutput) -> None:

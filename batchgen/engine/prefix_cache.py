@@ -89,6 +89,15 @@ class PrefixCache:
         """What was indexed so far is computed now."""
         self._new.clear()
 
+    def forget_step(self) -> None:
+        """What was indexed in this step is never computed: it goes as soon as nobody holds it.
+
+        Its children are of this step too, so none stays behind.
+        """
+        for block_id in self._new:
+            assert not self.is_idle(block_id)
+            self._blocks[block_id].has_later_row = False
+
     def half_match(self, parent: int | None, token_ids: TokenIds) -> HalfMatch | None:
         """The block behind `parent` that came last and is computed, if it begins as `token_ids` do. Changes nothing.
 
@@ -158,13 +167,16 @@ class PrefixCache:
             if self.is_idle(block_id):
                 self._drop(block_id)
 
-    def release(self, block_table: Sequence[int]) -> None:
-        """One holder less for every block, deepest first. What nobody holds is kept idle for later rows, or freed."""
+    def release(self, block_table: Sequence[int], *, is_sound: bool = True) -> None:
+        """One holder less for every block, deepest first. What nobody holds is kept idle for later rows, or freed.
+
+        Blocks of a row that are not sound are kept only as far as another row was computed on them and is kept.
+        """
         for block_id in reversed(block_table):
             if self.pool.release(block_id):
                 continue
             block = self._blocks.get(block_id)
-            if block is not None and block.has_later_row:
+            if block is not None and block.has_later_row and (is_sound or block.children):
                 self._keep_idle(block_id, block)
             else:
                 self._drop(block_id)

@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from batchgen.engine.outcome import Sampled, TokenLogprobs
 from batchgen.plan.token_store import TokenIds
 from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
+from batchgen.stats.prompt_tokens import PromptTokens
 
 
 class RequestStatus(IntEnum):
@@ -29,6 +33,20 @@ class StopCondition(Protocol):
         """Take the next token; True when the completion ends here."""
 
 
+class TokenConstraint(Protocol):
+    """Says which tokens may come next in one request. The engine does not know why."""
+
+    @property
+    def error(self) -> str | None:
+        """Why no token is allowed, where that is known."""
+
+    def allowed(self) -> npt.NDArray[np.uint8]:
+        """One bit a token: token t is bit t % 8 of byte t // 8; there may be more bytes than the model has ids for."""
+
+    def feed(self, token_id: int) -> bool:
+        """Take the next token, one that was allowed and ends nothing by itself; True when nothing can follow it."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A prompt and one growing completion of it.
@@ -44,10 +62,13 @@ class Request:
     max_tokens: int  # most tokens that may be generated: by params.max_tokens and by the context limit
     # Leading tokens this prompt has in common with the next one in visiting order; None: no order is known, keep all.
     shared_with_next: int | None = None
+    hit_ceiling: int = 0  # the row's share of the job's hit ceiling, and of its unique tokens; see plan/plan.py
+    num_unique_tokens: int = 0
     num_seen_tokens: int | None = None  # leading tokens that a prompt visited before has too; None: not known
     group: int | None = None  # the prefix group it is counted in
     end_token_ids: frozenset[int] = frozenset()  # any of these ends the completion and is no part of its text
     stop_condition: StopCondition | None = None
+    constraint: TokenConstraint | None = None
     sample_index: int = 0
     # The other samples of the row, on the first one until its prompt is computed: they begin from there.
     later_samples: Sequence[Request] = ()
@@ -60,6 +81,7 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the prompt's second token on; by the runner
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
+    origin: PromptTokens | None = None  # set once, at the first admission, for the counters
     num_cached_tokens: int | None = None  # set once, at the first admission
     num_indexed_blocks: int = 0  # leading blocks of block_table that were offered to the prefix cache
     num_lost_tokens: int = 0  # computed before the last preemption
@@ -95,11 +117,15 @@ class Request:
         self.output_token_ids.append(token_id)
         if sampled.logprobs is not None:
             self.output_logprobs.append(sampled.logprobs)
-        has_ended = token_id in self.end_token_ids
-        if has_ended or (self.stop_condition is not None and self.stop_condition.feed(token_id)):
+        if token_id in self.end_token_ids or self._ends_with(token_id):
             self.finish(FinishReason.STOP)
         elif len(self.output_token_ids) >= self.max_tokens:
             self.finish(FinishReason.LENGTH)
+
+    def _ends_with(self, token_id: int) -> bool:
+        """Whether a token that is no end token completes what watches the request."""
+        watchers = (self.stop_condition, self.constraint)
+        return any(watcher.feed(token_id) for watcher in watchers if watcher is not None)
 
     def finish(self, reason: FinishReason, error: str | None = None) -> None:
         assert self.status < RequestStatus.FINISHED

@@ -7,10 +7,11 @@ others hold it gets a copy first, and the last to write keeps the original (copy
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batchgen.engine.prefix_cache import HalfMatch, PrefixCache
-from batchgen.engine.request import Request
+from batchgen.engine.request import Request, RequestStatus
 from batchgen.engine.step import BlockCopy
 
 
@@ -122,9 +123,16 @@ class RequestBlocks:
             sample.num_indexed_blocks = request.num_indexed_blocks
             sample.num_cached_tokens = sample.num_prompt_tokens
 
-    def give_back(self, request: Request) -> None:
-        """Let go of everything."""
-        self.cache.release(request.block_table)
+    def unfork(self, request: Request, samples: Sequence[Request]) -> None:
+        """The end of its prompt is not computed after all: these later samples of the row hold nothing yet."""
+        for sample in samples:
+            self.give_back(sample)
+            sample.status, sample.num_cached_tokens = RequestStatus.WAITING, None
+        request.later_samples = samples
+
+    def give_back(self, request: Request, *, is_sound: bool = True) -> None:
+        """Let go of everything; of blocks that are not `is_sound` nothing is kept that only this request used."""
+        self.cache.release(request.block_table, is_sound=is_sound)
         request.block_table = []
         request.num_computed_tokens = 0
         request.num_indexed_blocks = 0

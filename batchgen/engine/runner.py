@@ -11,8 +11,9 @@ from transformers import PreTrainedModel
 from batchgen.engine.batch import make_batch
 from batchgen.engine.outcome import Outcome
 from batchgen.engine.sampler import Sampler
-from batchgen.engine.step import ScheduledChunk, SchedulerOutput
+from batchgen.engine.step import OutOfMemory, ScheduledChunk, SchedulerOutput
 from batchgen.models.attention import StepAttention
+from batchgen.models.device import is_out_of_memory, release_freed_memory
 
 
 class ModelRunner:
@@ -28,10 +29,21 @@ class ModelRunner:
     def run(self, step: SchedulerOutput) -> list[Outcome]:
         """For every sampled request in order: the next token, or the error that ends it.
 
-        What the model says of prompt tokens goes straight to their requests: nothing is decided by it.
+        What the model says of prompt tokens goes straight to their requests: nothing is decided by it. Raises
+        OutOfMemory.
         """
         if not step.chunks:
             return []
+        try:
+            return self._compute(step)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        # Only here is the error gone, and with it the frames that held the step's tensors.
+        release_freed_memory(self.model.device)
+        raise OutOfMemory
+
+    def _compute(self, step: SchedulerOutput) -> list[Outcome]:
         batch = make_batch(step.chunks, self.block_size, self.model.device)
         self.attention.begin(batch.attention, step.copies)
         output = self.model(

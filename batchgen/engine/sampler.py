@@ -75,7 +75,7 @@ def _choose(logits: Tensor, requests: Sequence[Request]) -> tuple[list[int], dic
         tokens[sampled] = _draw(logits[sampled] - best[sampled, None], [requests[row] for row in sampled])
     # Where nothing is left to choose from, a draw is no token.
     tokens = torch.where(best.isfinite(), tokens, 0)
-    errors = dict.fromkeys((~best.isfinite()).nonzero()[:, 0].tolist(), _NOTHING_LEFT)
+    errors = {row: _nothing_left(requests[row]) for row in (~best.isfinite()).nonzero()[:, 0].tolist()}
     for row in (~is_finite).nonzero()[:, 0].tolist():
         errors[row] = (
             f"the model's logits are not finite after {requests[row].num_tokens} tokens; a wider model.dtype may help"
@@ -83,7 +83,10 @@ def _choose(logits: Tensor, requests: Sequence[Request]) -> tuple[list[int], dic
     return tokens.tolist(), errors
 
 
-_NOTHING_LEFT = "no token is left to choose: logit_bias, bad_words and min_tokens together forbid every one"
+def _nothing_left(request: Request) -> str:
+    if request.constraint is not None and request.constraint.error is not None:
+        return request.constraint.error
+    return "no token is left to choose: logit_bias, bad_words, min_tokens and structured together forbid every one"
 
 
 def _draw(logits: Tensor, requests: Sequence[Request]) -> Tensor:

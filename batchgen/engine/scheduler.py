@@ -25,6 +25,7 @@ from batchgen.engine.request import Request, RequestStatus
 from batchgen.engine.request_blocks import FoundBlocks, RequestBlocks
 from batchgen.engine.reservation import Reservation
 from batchgen.engine.step import Admission, ScheduledChunk, SchedulerOutput
+from batchgen.errors import CapacityError
 from batchgen.request_output import FinishReason
 
 
@@ -79,6 +80,33 @@ class Scheduler:
         if finished:
             self._remove_finished()
         return finished
+
+    def take_back(self, step: SchedulerOutput) -> None:
+        """Nothing of the step was computed, for want of memory: undo it, and make steps at most half as large.
+
+        Everything that runs gives its blocks back and comes again in the same order; nobody but the requests knew of
+        the step. Raises CapacityError when a step of one token was too large.
+        """
+        assert not step.failed, "there was something to compute"
+        self._halve(step.num_tokens)
+        self.cache.forget_step()
+        for chunk in step.chunks:
+            chunk.request.num_computed_tokens = chunk.start
+            self._unfork(chunk)
+        while self.running:
+            self._preempt(self.running[-1], step)
+        for admission in step.admissions:
+            self._take_back_admission(admission)
+
+    def _halve(self, num_tokens: int) -> None:
+        """A row that decodes takes one token, so rows are limited by tokens."""
+        if num_tokens == 1:
+            raise CapacityError(
+                "the device has no memory left for a step of a single token; the rows that are finished are kept: "
+                "lower engine.memory_fraction or engine.num_blocks, and run the same command again"
+            )
+        self.max_batched_tokens = num_tokens // 2
+        self.max_num_seqs = min(self.max_num_seqs, self.max_batched_tokens)
 
     def _remove_finished(self) -> None:
         self.waiting = deque(request for request in self.waiting if request.status < RequestStatus.FINISHED)
@@ -214,9 +242,26 @@ class Scheduler:
         request.later_samples = ()
         return samples
 
+    def _take_back_admission(self, admission: Admission) -> None:
+        """The request is as it was before it came: its next admission is accounted for in place of this one."""
+        request = admission.request
+        if admission.is_first:
+            request.status, request.num_cached_tokens, request.num_lost_tokens = RequestStatus.WAITING, None, 0
+        else:
+            num_found = admission.num_matched_tokens + admission.num_copied_tokens
+            request.num_lost_tokens = max(request.num_lost_tokens, num_found + admission.num_recomputed_tokens)
+
+    def _unfork(self, chunk: ScheduledChunk) -> None:
+        later = chunk.samples[1:]
+        if later:
+            self.running = [request for request in self.running if request not in later]
+            self.waiting = deque(request for request in self.waiting if request not in later)
+            self.blocks.unfork(chunk.request, later)
+
     def _finish(self, request: Request) -> None:
-        self.blocks.give_back(request)
-        if request.finish_reason is not FinishReason.ERROR:
+        is_sound = request.finish_reason is not FinishReason.ERROR
+        self.blocks.give_back(request, is_sound=is_sound)
+        if is_sound:
             self.expected_tokens.observe(len(request.output_token_ids))
 
     def check_integrity(self) -> None:

@@ -12,6 +12,10 @@ from batchgen.engine.request import Request
 MAX_PROMPT_LOGITS = 256
 
 
+class OutOfMemory(Exception):
+    """The device has no memory for a step, of which nothing was computed."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
     """Tokens `[start, start + num_tokens)` of a request, computed in this step."""

@@ -38,8 +38,9 @@ class PromptColumns:
         if isinstance(value, bytes):
             value = _decode_if_text(value) if setting == "id" else _decode(value)
         if setting == "sampling":
-            # Of values too null stands for none: rows of Arrow share one struct.
-            return _drop_inner_nulls(_parse_json(value) if isinstance(value, str) else value, depth=2)
+            if isinstance(value, str):
+                value, null_is_absent = _parse_json(value), False
+            return _sampling_values(value, null_is_absent)
         if setting != "messages":
             return value
         if isinstance(value, str):
@@ -90,6 +91,14 @@ def _parse_json(text: str) -> Any:
     if strict_json.has_lone_surrogate(value):
         raise RowError("the JSON text has half a surrogate pair")
     return value
+
+
+def _sampling_values(value: Any, null_is_absent: bool) -> Any:
+    """Of values too null stands for none, as rows of Arrow share one struct; not in a schema written as JSON."""
+    plain = _drop_inner_nulls(value, depth=2)
+    if not null_is_absent and isinstance(plain, dict) and "structured" in plain:
+        plain["structured"] = value["structured"]
+    return plain
 
 
 def _drop_null_keys(messages: Any) -> Any:

@@ -19,7 +19,7 @@ from batchgen.io.files import Format
 from batchgen.io.folder import OutputFolder
 from batchgen.io.journal import committed_chunks, merge_chunks, write_chunk
 from batchgen.io.remote import Location, parquet_source
-from batchgen.io.schema import JOURNAL_SCHEMA, added_columns
+from batchgen.io.schema import EXPORT_SCHEMA, JOURNAL_SCHEMA, added_columns
 from batchgen.request_output import FinishReason, RequestOutput
 
 _ROWS_PER_CHUNK = 10_000
@@ -96,4 +96,4 @@ def _read_lines(path: Location, prefix: str) -> Iterator[dict[str, Any]]:
 
 def _columns(names: Collection[str], prefix: str) -> list[str]:
     """Our columns that are there: those that every output has, and of the others what the job asked for."""
-    return added_columns([name for name in JOURNAL_SCHEMA.names if prefix + name in names])
+    return added_columns([name for name in EXPORT_SCHEMA.names if prefix + name in names])

@@ -38,6 +38,7 @@ class OutputFolder:
         self.state = self.path / ".state"
         self.journal = self.state / "journal"
         self.run_json = self.state / "run.json"
+        self.work_json = self.state / "work.json"
         lock = self.state / "lock"
         self.lock = RunLock(lock) if isinstance(lock, Path) else RemoteLock(lock)
         self._seen: tuple[bool, bytes | None] | None = None  # the earlier run as `check` found it
@@ -97,6 +98,7 @@ class OutputFolder:
         """
         with _as_output_error(self.path):
             if not self._is_resumed:
+                _remove(self.work_json)
                 _remove(self.run_json)  # before its journal: the state of no run must stand beside the rows of another
                 if self._set_aside is not None:
                     _remove(self._set_aside)
@@ -150,9 +152,9 @@ class OutputFolder:
         """Leave of `.state/` the lock, and of a run that can be resumed what is whole."""
         kept = {self.lock.path}
         if self._is_resumed:
-            kept |= {self.journal, self.run_json}
+            kept |= {self.journal, self.run_json, self.work_json}
         elif self._set_aside is not None and self._set_aside.exists():
-            kept |= {self._set_aside, self.run_json}
+            kept |= {self._set_aside, self.run_json, self.work_json}
         for path in self.state.iterdir():
             if path not in kept:
                 _remove(path)

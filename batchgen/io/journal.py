@@ -28,7 +28,7 @@ AnyPath = TypeVar("AnyPath", bound=Location)
 ResultRow = tuple[Any, ...]  # the values of one row in the order of JOURNAL_SCHEMA
 FAN_IN = 64  # files open at once in a merge
 _GROUP_ROWS = 256
-_ENDING = ["row_index", "finish_reason", "sample_index", "error"]
+_ENDING = ["row_index", "finish_reason", "sample_index", "error", "completion_tokens", "origin"]
 
 row_index = itemgetter(JOURNAL_SCHEMA.names.index("row_index"))
 sample_index = itemgetter(JOURNAL_SCHEMA.names.index("sample_index"))
@@ -46,15 +46,16 @@ def committed_chunks(journal: Location) -> list[Location]:
 
 
 def read_endings(chunks: Iterable[Location]) -> Iterator[RequestOutput]:
-    """How every row in the chunks ended: an output without its text and its counts. Raises OutputError."""
+    """How every row in the chunks ended: an output without its text. Raises OutputError."""
     for path in chunks:
         try:
             source = path if isinstance(path, Path) else pa.BufferReader(path.read_bytes())
             table = pq.read_table(source, columns=_ENDING)
         except (OSError, pa.ArrowException) as error:
             raise OutputError(f"{path}: cannot be read: {error}; set output.overwrite: true to start over") from error
-        for row, reason, sample, text in zip(*(column.to_pylist() for column in table.columns), strict=True):
-            yield RequestOutput(row, FinishReason(reason), sample_index=sample, error=text)
+        for values in zip(*(table[name].to_pylist() for name in _ENDING), strict=True):
+            row = dict(zip(_ENDING, values, strict=True))
+            yield RequestOutput(**{**row, "finish_reason": FinishReason(row["finish_reason"])})
 
 
 def merge_chunks(chunks: Sequence[Location], scratch: Path) -> Iterator[ResultRow]:

@@ -29,7 +29,8 @@ _ON_REQUEST = (
     pa.field("logprobs", _LOGPROBS),
     pa.field("prompt_logprobs", _LOGPROBS),
 )
-JOURNAL_SCHEMA = pa.schema([_ROW_INDEX, *_ADDED, *_ON_REQUEST])
+EXPORT_SCHEMA = pa.schema([_ROW_INDEX, *_ADDED, *_ON_REQUEST])
+JOURNAL_SCHEMA = EXPORT_SCHEMA.append(pa.field("origin", pa.list_(pa.int64())))
 # What a reader of the output finds in the field metadata, under "description".
 _DESCRIPTIONS = {
     "completion": "the generated text; null if the row failed before its first token",

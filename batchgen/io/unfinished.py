@@ -14,7 +14,7 @@ from batchgen.io.files import Format
 from batchgen.io.folder import OutputFolder
 from batchgen.io.journal import ResultRow, committed_chunks, merge_chunks, read_endings, row_index, to_arrays
 from batchgen.io.readers import Input
-from batchgen.io.schema import JOURNAL_SCHEMA, added_columns, output_schema
+from batchgen.io.schema import EXPORT_SCHEMA, added_columns, output_schema
 from batchgen.io.writers import write_parts
 from batchgen.request_output import FinishReason
 
@@ -42,12 +42,12 @@ def export_committed(folder: OutputFolder, to: Path, format: Format = "parquet")
     The columns are row_index (0 is the first row of the input) and those that batchgen adds. Returns the number of
     rows. Raises OutputError: no unfinished run, or `to` is not empty or cannot be written.
     """
-    return _export(folder, to, _batches, JOURNAL_SCHEMA, format)
+    return _export(folder, to, _batches, EXPORT_SCHEMA, format)
 
 
 def export_with_input(folder: OutputFolder, to: Path, source: Input, prefix: str, format: Format) -> int:
     """As `export_committed`, but with the columns of the run's input, which has been read, in place of row_index."""
-    every = JOURNAL_SCHEMA.names
+    every = EXPORT_SCHEMA.names
     schema, added = output_schema(source.schema, prefix, format, every), added_columns(every)
     return _export(folder, to, lambda rows: _joined(source.read_batches(), rows, schema, added), schema, format)
 
@@ -86,9 +86,9 @@ def _joined(
 
 
 def _batches(rows: Iterator[ResultRow]) -> Batches:
-    names = JOURNAL_SCHEMA.names
+    names = EXPORT_SCHEMA.names
     while batch := list(islice(rows, _BATCH_ROWS)):
-        yield pa.RecordBatch.from_arrays(to_arrays(batch, names), schema=JOURNAL_SCHEMA)
+        yield pa.RecordBatch.from_arrays(to_arrays(batch, names), schema=EXPORT_SCHEMA)
 
 
 def _refuse_other(folder: OutputFolder) -> None:

@@ -5,6 +5,7 @@ Knows chunks, parts and their sizes; knows nothing of how a row was answered.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -29,10 +30,13 @@ from batchgen.io.journal import (
 from batchgen.io.json_values import to_lines
 from batchgen.io.remote import Location
 from batchgen.io.schema import added_columns, output_schema, with_origin
+from batchgen.log import event
 from batchgen.request_output import RequestOutput
 
 if TYPE_CHECKING:
     from batchgen.io.readers import Input
+
+log = logging.getLogger("batchgen")
 
 _GROUP_ROWS = 20_000
 _GROUP_BYTES = 128 << 20
@@ -65,16 +69,21 @@ class ResultWriter:
         """How the rows that are committed ended, without their texts. Raises OutputError for a damaged journal."""
         return read_endings(self._chunks)
 
-    def write(self, *samples: RequestOutput) -> None:
-        """Take all samples of a finished row, which are committed together. Raises OutputError if a commit fails."""
-        self._waiting.extend(samples)
-        self.commit_if_due()
+    def write(self, *samples: RequestOutput) -> bool:
+        """Take all samples of a finished row, which are committed together, and say whether that was now.
 
-    def commit_if_due(self) -> None:
-        """Commit if enough rows or time have gathered; for loops in which rows seldom finish."""
+        Raises OutputError if a commit fails.
+        """
+        self._waiting.extend(samples)
+        return self.commit_if_due()
+
+    def commit_if_due(self) -> bool:
+        """Commit if enough rows or time have gathered, and say so; for loops in which rows seldom finish."""
         is_late = self._clock() - self._last_commit >= self._seconds_per_chunk
-        if is_late or len(self._waiting) >= self._rows_per_chunk:
+        is_due = is_late or len(self._waiting) >= self._rows_per_chunk
+        if is_due:
             self.commit()
+        return is_due
 
     def commit(self) -> None:
         """Make every row written so far durable."""
@@ -83,6 +92,8 @@ class ResultWriter:
             path = self._folder.journal / f"chunk-{len(self._chunks):06d}.parquet"
             write_chunk(path, self._waiting)
             self._chunks.append(path)
+            num_rows = len(self._waiting)
+            log.info("%d outputs committed", num_rows, extra=event("committed", rows=num_rows))
             self._waiting = []
         self._last_commit = self._clock()
 

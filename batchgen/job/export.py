@@ -22,19 +22,20 @@ def export_job(job: Job, folder: OutputFolder, to: Path) -> int:
     if earlier is None:
         raise OutputError(f"{folder.path}: no run in it that has generated a row")
     source = open_input(job.spec.input)
-    _refuse_other_input(source, earlier.state)
+    refuse_other_input(source, earlier.state, "export without the input's columns")
     for _ in source.read_row_batches():
         pass  # the types of JSON lines are known only now
     return export_with_input(folder, to, source, job.spec.output.prefix, job.spec.output.format)
 
 
-def _refuse_other_input(source: Input, state: RunState) -> None:
+def refuse_other_input(source: Input, state: RunState, advice: str) -> None:
+    """InputError, with what to do about it, where the input is not as a run read it; no content is read."""
     known = [text for key, text in state.fingerprint.items() if key.startswith("input file ")]
     if len(known) != len(source.files):
         raise InputError(f"the run reads {len(known)} input files, the job file names {len(source.files)}")
     for path, text in zip(source.files, known, strict=True):
         if not _is_same(path, text, state):
-            raise InputError(f"{path}: not as it was when the run began; export without the input's columns")
+            raise InputError(f"{path}: not as it was when the run began; {advice}")
 
 
 def _is_same(path: Location, text: str, state: RunState) -> bool:

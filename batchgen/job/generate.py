@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -17,7 +20,8 @@ from batchgen.job.planning import fit_pool, plan_rows
 from batchgen.job.progress import Progress
 from batchgen.job.results import Results
 from batchgen.job.target import Target
-from batchgen.job.tokenise import TokenisedRows
+from batchgen.job.tokenise import BadRows, TokenisedRows
+from batchgen.log import event
 from batchgen.models.attention import IMPLEMENTATION, make_backend
 from batchgen.models.device import available_memory, keep_freed_memory
 from batchgen.models.fuse import fuse
@@ -27,9 +31,12 @@ from batchgen.plan.groups import prefix_groups
 from batchgen.plan.plan import Plan
 from batchgen.plan.token_store import Positions
 from batchgen.sampling_params import SamplingParams
+from batchgen.stats.earlier import CommittedRows
 from batchgen.stats.report import PlannedFigures
 from batchgen.stats.stopwatch import Stopwatch
 from batchgen.stats.tables import GroupPrefix
+
+log = logging.getLogger("batchgen")
 
 
 class RowGroups:
@@ -71,10 +78,11 @@ class Generation:
         However it ends, the rows that finished are committed. Raises Interrupted after the step in which a signal came.
         """
         num_done, stats = results.counts.num_done, self.engine.stats
+        results.count_into(stats)
         num_rows = num_done + len(self.plan.order)
         progress = Progress(num_rows, num_done, stats, self.pool.num_blocks, quiet=quiet)
         with interrupt.deferred(), results.committed_at_end(), progress:
-            for finished in self.engine.run(self._requests()):
+            for finished in self.engine.run(self.requests()):
                 num_done = results.counts.num_done
                 for request in finished:
                     results.add(self.outputs.of(request), request.params.n)
@@ -83,11 +91,11 @@ class Generation:
                 if interrupt.is_requested:
                     break
 
-    def figures(self) -> PlannedFigures:
-        """What the plan says, for the report."""
+    def figures(self, earlier: CommittedRows) -> PlannedFigures:
+        """What the plans of all sessions say, for the report: each of its own rows."""
         return PlannedFigures(
-            num_unique_tokens=self.plan.num_unique_tokens,
-            hit_ceiling=self.plan.hit_ceiling,
+            num_unique_tokens=earlier.num_unique_tokens + self.plan.num_unique_tokens,
+            hit_ceiling=earlier.hit_ceiling + self.plan.hit_ceiling,
             ceilings=self.plan.ceilings,
             num_blocks=self.pool.num_blocks,
             pool_reason=self.pool.reason,
@@ -99,7 +107,7 @@ class Generation:
         num_tokens = self.groups.groups[group].num_blocks * self.engine.scheduler.cache.block_size
         return GroupPrefix(self.rows.row_indices[int(positions.min())], num_tokens)
 
-    def _requests(self) -> Iterator[Request]:
+    def requests(self) -> Iterator[Request]:
         """The first sample of every row in visiting order, with the others, made when the engine wants them."""
         for place, position in enumerate(self.plan.order):
             params = self.rows.sampling.params(position)
@@ -111,7 +119,8 @@ class Generation:
 
     def _request(self, place: int, params: SamplingParams, sample: int) -> Request:
         rows, plan, position = self.rows, self.plan, self.plan.order[place]
-        ends = frozenset() if params.ignore_eos else self.target.info.eos_token_ids
+        ends = params.stop_token_ids | (frozenset() if params.ignore_eos else self.target.info.eos_token_ids)
+        grammars, form = self.target.token_values.grammars, params.structured
         return Request(
             row_index=rows.row_indices[position],
             prompt_token_ids=rows.store[position],
@@ -119,16 +128,26 @@ class Generation:
             draw_key=rows.draw_key(position),
             max_tokens=int(rows.max_tokens[position]),
             shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[place]),
+            hit_ceiling=int(plan.row_ceiling[place]),
+            num_unique_tokens=int(plan.row_unique[place]),
             num_seen_tokens=int(plan.seen[place]) if self.engine.scheduler.cache.enabled else 0,
             group=self.groups.of(position),
-            end_token_ids=params.stop_token_ids | ends,
+            end_token_ids=ends,
             stop_condition=self.outputs.stop_condition(params),
+            constraint=None if form is None else grammars.constraint(form, ends),
             sample_index=sample,
         )
 
 
+class RowsToRun(BadRows, Protocol):
+    """Which rows are left to run, and where bad ones go."""
+
+    def left(self, row_indices: array[int]) -> Positions:
+        """Their places in `row_indices`."""
+
+
 def prepare_generation(
-    job: Job, target: Target, rows: TokenisedRows, results: Results, watch: Stopwatch
+    job: Job, target: Target, rows: TokenisedRows, results: RowsToRun, watch: Stopwatch
 ) -> Generation | None:
     """Plan the rows that are not committed and load the model; None, and no weight is read, when no row is left to run.
 
@@ -139,6 +158,7 @@ def prepare_generation(
         return None
     with watch.part("plan"):
         plan = plan_rows(job, target, rows, left)
+        log.info("%d rows planned", len(left), extra=event("plan", rows=len(left), hit_ceiling=plan.hit_ceiling))
     with watch.part("load"):
         model = load_weights(target.info, job.spec.model, target.device, IMPLEMENTATION)
         if target.attention == "cpu":
@@ -149,6 +169,8 @@ def prepare_generation(
     settings = _engine_settings(job, target, pool)
     backend = make_backend(target.attention)
     engine = assemble_engine(model, target.layers, backend, target.info.unused_token_ids, settings)
+    ready = event("weights_loaded", device=str(target.device), blocks=pool.num_blocks)
+    log.info("the model is ready on %s, with %d KV blocks", target.device, pool.num_blocks, extra=ready)
     groups = RowGroups(plan, len(rows), job.spec.engine.block_size)
     outputs = Outputs(target.info.tokenizer, rows.places, token_ids=job.spec.output.token_ids)
     return Generation(target, rows, plan, groups, pool, engine, outputs)

@@ -105,7 +105,7 @@ def _output_problems(spec: JobSpec, job_path: Path, root: MappingNode) -> list[P
 
 def _sources(root: MappingNode) -> dict[str, str]:
     sources: dict[str, str] = {}
-    for name in section_keys(None):
+    for name in section_keys():
         inside: list[Key] = [(name, inner) for inner in section_keys(name)]
         for key in inside or [(name,)]:
             found = find(root, key)

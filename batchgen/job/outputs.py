@@ -14,6 +14,7 @@ from batchgen.job_spec import OutputSpec
 from batchgen.prompts.detokenize import Detokenizer, StopMatcher, TokenTexts
 from batchgen.request_output import RequestOutput
 from batchgen.sampling_params import SamplingParams
+from batchgen.stats.earlier import origin_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -25,6 +26,15 @@ def columns_on_request(output: OutputSpec, sampling: RowSampling) -> set[str]:
     """The columns that only some jobs have: where a row, or the job, asks for what is in them."""
     asked = {name for name in ("logprobs", "prompt_logprobs") if sampling.asks(name)}
     return asked | {"completion_token_ids"} if output.token_ids else asked
+
+
+def _origin(request: Request) -> list[int] | None:
+    """Where the prompt came from, told once a row; None if it never ran."""
+    if request.sample_index:
+        return []
+    if request.origin is None:
+        return None
+    return origin_of(request.origin, request.hit_ceiling, request.num_unique_tokens)
 
 
 class Outputs:
@@ -55,6 +65,7 @@ class Outputs:
             completion_token_ids=request.output_token_ids if self._token_ids else None,
             logprobs=None if request.params.logprobs is None else self._logprobs(request.output_logprobs),
             prompt_logprobs=self._prompt_logprobs(request),
+            origin=_origin(request),
         )
 
     def _text(self, request: Request) -> str:
@@ -64,6 +75,10 @@ class Outputs:
         token_ids = request.output_token_ids
         is_ended = token_ids[-1] in request.end_token_ids
         return self._detokenizer(request.params).decode(token_ids[:-1] if is_ended else token_ids)
+
+    def decode(self, request: Request, num_tokens: int) -> str:
+        """The text of the first tokens of a completion."""
+        return self._detokenizer(request.params).decode(request.output_token_ids[:num_tokens])
 
     def _prompt_logprobs(self, request: Request) -> list[Mapping[str, Any]] | None:
         """One entry a prompt token; nothing comes before the first, so nothing is known of it."""

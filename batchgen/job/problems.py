@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml.nodes import MappingNode
@@ -93,17 +93,22 @@ def values_problem(error: ValidationError, section: str) -> str:
     key: Key = tuple(part for part in item["loc"] if part not in (TEXT_BRANCH, LIST_BRANCH))
     if item["type"] == "extra_forbidden":
         return f"{dotted(key)}: unknown key; {_advice((section, *key))}"
+    if item["type"] == "value_error":
+        return f"{dotted(key)}: {item['ctx']['error']}"
     got = repr(item["input"])
     return f"{dotted(key)}: {_expectation(item)}, got {got if len(got) <= 60 else got[:60] + '…'}"
 
 
-def section_keys(section: str | None) -> list[str]:
-    """The keys of a section; of the whole file for None; none for a name that is no section."""
-    if section is None:
-        return list(JobSpec.model_fields)
-    field = JobSpec.model_fields.get(section)
-    model = field.annotation if field else None
-    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+def section_keys(*sections: str) -> list[str]:
+    """The keys of a section, or of one in it; of the whole file without a name; none for a name that is no section."""
+    model: type[BaseModel] = JobSpec
+    for name in sections:
+        kind = model.model_fields[name].annotation if name in model.model_fields else None
+        models = [each for each in (kind, *get_args(kind)) if isinstance(each, type) and issubclass(each, BaseModel)]
+        if not models:
+            return []
+        model = models[0]
+    return list(model.model_fields)
 
 
 def _problem(item: Mapping[str, Any], root: MappingNode) -> Problem:
@@ -127,13 +132,13 @@ def _expectation(item: Mapping[str, Any]) -> str:
 
 def _advice(key: Key) -> str:
     *sections, name = (str(part) for part in key)
-    known = section_keys(sections[0] if sections else None)
+    known = section_keys(*sections)
     near = FOREIGN_NAMES.get(name)
     if near not in known:
         near = next(iter(get_close_matches(name, known, n=1)), None)
     if near:
         return f"did you mean {near}?"
-    elsewhere = [section for section in section_keys(None) if name in section_keys(section)]
+    elsewhere = [section for section in section_keys() if name in section_keys(section)]
     if elsewhere:
         return f"did you mean {' or '.join(f'{section}.{name}' for section in elsewhere)}?"
     return f"known here: {', '.join(known)}"

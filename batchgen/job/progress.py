@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from types import TracebackType
 
 from tqdm import tqdm
 
+from batchgen.log import event
 from batchgen.stats.counters import RunStats
 
 _REDRAW_SECONDS = 0.2
+_SAY_SECONDS = 30.0  # in the log, where there is no bar
+
+log = logging.getLogger("batchgen")
 
 
 def rows_bar(what: str, *, quiet: bool) -> tqdm:
@@ -23,9 +28,12 @@ class Progress:
     def __init__(self, num_rows: int, num_done: int, stats: RunStats, num_blocks: int, *, quiet: bool) -> None:
         self._stats = stats
         self._num_blocks = num_blocks
+        self._num_rows = num_rows
+        self._num_done = num_done
         # None: tqdm finds out whether stderr is a terminal
         self._bar = tqdm(total=num_rows, initial=num_done, unit="row", disable=True if quiet else None)
-        self._begin = self._shown = time.perf_counter()
+        self._begin = self._shown = self._said = time.perf_counter()
+        self._earlier_tokens = stats.num_sampled_tokens  # of earlier sessions
 
     def __enter__(self) -> Progress:
         return self
@@ -37,13 +45,28 @@ class Progress:
 
     def step_done(self, num_ended: int) -> None:
         """A step has run and this many rows ended in it; the figures change a few times a second at most."""
+        self._num_done += num_ended
         self._bar.update(num_ended)
         now = time.perf_counter()
+        if self._bar.disable and now - self._said >= _SAY_SECONDS:
+            self._said = now
+            self._say(now)
         step = self._stats.last_step
         if self._bar.disable or step is None or now - self._shown < _REDRAW_SECONDS:
             return
         self._shown = now
         self._bar.set_postfix_str(
-            f"{self._stats.num_sampled_tokens / (now - self._begin):,.0f} tok/s, "
+            f"{self._rate(now):,.0f} tok/s, "
             f"hits {100 * (self._stats.hit_rate or 0):.0f} %, KV {100 * step.num_used_blocks / self._num_blocks:.0f} %"
         )
+
+    def _say(self, now: float) -> None:
+        rate = self._rate(now)
+        figures = event(
+            "progress", done=self._num_done, rows=self._num_rows, tokens_per_second=rate, hit_rate=self._stats.hit_rate
+        )
+        log.info("%d of %d rows, %.0f tokens/s", self._num_done, self._num_rows, rate, extra=figures)
+
+    def _rate(self, now: float) -> float:
+        """Tokens a second in this session."""
+        return (self._stats.num_sampled_tokens - self._earlier_tokens) / (now - self._begin)

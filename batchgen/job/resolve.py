@@ -20,7 +20,7 @@ from ruamel.yaml.representer import SafeRepresenter
 from batchgen.errors import ModelError, RowError, SpecError
 from batchgen.job.load import Job
 from batchgen.job.token_values import TokenValues
-from batchgen.job_spec import SamplingSpec
+from batchgen.job_spec import SamplingSpec, StructuredSpec
 from batchgen.sampling_params import SamplingParams
 
 _FROM_SAMPLING_MODEL = ("temperature", "top_p", "top_k", "min_p")
@@ -133,4 +133,6 @@ def _leaves(document: Mapping[str, Any]) -> list[str]:
 
 def plain(value: Any) -> Any:
     """A setting's value as YAML and JSON have it."""
+    if isinstance(value, StructuredSpec):
+        return {name: plain(form) for name, form in value.given.items()}
     return sorted(value) if isinstance(value, frozenset) else list(value) if isinstance(value, tuple) else value

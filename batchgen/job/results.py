@@ -15,12 +15,18 @@ import numpy.typing as npt
 from batchgen.errors import InputError
 from batchgen.io.readers import Input
 from batchgen.io.writers import ResultWriter
+from batchgen.job.work import Work
 from batchgen.job_spec import JobSpec, OutputSpec
+from batchgen.log import event
 from batchgen.plan.token_store import Positions
 from batchgen.request_output import FinishReason, RequestOutput
+from batchgen.stats.counters import RunStats
+from batchgen.stats.earlier import CommittedRows
 from batchgen.stats.report import RowCounts
 
 log = logging.getLogger("batchgen")
+
+_MOST_SAID = 10  # failed rows in the log; the output has all
 
 
 def max_errors(spec: JobSpec) -> int | None:
@@ -34,8 +40,10 @@ class Results:
     Raises InputError when those hold more bad rows than the job allows.
     """
 
-    def __init__(self, writer: ResultWriter, spec: JobSpec) -> None:
+    def __init__(self, writer: ResultWriter, spec: JobSpec, work: Work) -> None:
         self.counts = RowCounts()
+        self.earlier = CommittedRows()
+        self._work = work
         self._writer = writer
         self._unfinished: dict[int, list[RequestOutput]] = {}  # row -> its samples so far
         self._max_errors = max_errors(spec)
@@ -56,13 +64,17 @@ class Results:
             self._write(self._unfinished.pop(output.row_index))
 
     def _write(self, samples: Sequence[RequestOutput]) -> None:
-        self._writer.write(*samples)
+        if self._writer.write(*samples):
+            self._work.note()
         self._count(samples)
 
     def _resume(self) -> npt.NDArray[np.int64]:
         committed = array("q")
         for row_index, samples in groupby(self._writer.endings(), key=attrgetter("row_index")):
-            self._count(list(samples))
+            row = list(samples)
+            self._count(row)
+            for sample in row:
+                self.earlier.observe(sample)
             committed.append(row_index)
         self.counts.num_resumed = len(committed)
         if committed:
@@ -77,6 +89,8 @@ class Results:
         """A row is as bad as the worst of its samples."""
         output = next((sample for sample in samples if sample.finish_reason is FinishReason.ERROR), samples[0])
         self.counts.observe(output)
+        if output.finish_reason is FinishReason.ERROR and self.counts.num_failed <= _MOST_SAID:
+            log.info("%s", output.error, extra=event("row_failed", row=output.row_index, error=output.error))
         if self._max_errors is not None and self.counts.num_failed > self._max_errors:
             raise InputError(
                 f"stopped at bad row {self.counts.num_failed} (max_errors {self._max_errors}): {output.error}; "
@@ -98,6 +112,11 @@ class Results:
         )
         self._write([output])
 
+    def count_into(self, stats: RunStats) -> None:
+        """Let the counters of this session go on from those of the earlier ones, and be noted at every commit."""
+        self.earlier.add_to(stats)
+        self._work.go_on(stats)
+
     @contextmanager
     def committed_at_end(self) -> Iterator[None]:
         """A block after which every output so far is durable, also when it fails."""
@@ -105,10 +124,12 @@ class Results:
             yield
         finally:
             self._writer.commit()
+            self._work.note()
 
     def commit_if_due(self) -> None:
         """Let a commit happen by time also while no row ends."""
-        self._writer.commit_if_due()
+        if self._writer.commit_if_due():
+            self._work.note()
 
     def finish(
         self, source: Input, output: OutputSpec, origin: Mapping[str, str], on_request: Collection[str] = ()

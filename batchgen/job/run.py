@@ -30,6 +30,8 @@ from batchgen.job.resume import Start, decide
 from batchgen.job.run_state import RunState, read_earlier
 from batchgen.job.target import Target, inspect_target
 from batchgen.job.tokenise import row_encoder, tokenise
+from batchgen.job.work import Work
+from batchgen.log import event
 from batchgen.models.load import check_weights_fit
 from batchgen.plan.token_store import TokenStore
 from batchgen.stats.artifact import RunArtifact, read_report
@@ -53,6 +55,12 @@ def run_job(
     """
     watch, started, spec = Stopwatch(), datetime.now(), job.spec
     folder = OutputFolder(spec.output.path, spec.output.overwrite)
+    log.info(
+        "%s: writes to %s",
+        job.path,
+        folder.path,
+        extra=event("job_started", job=str(job.path), output=str(folder.path)),
+    )
     source = open_input(spec.input)
     earlier = read_earlier(folder)
     folder.check([*source.files, job.path], is_known=earlier is not None)
@@ -61,16 +69,19 @@ def run_job(
         session = decide(job, target, source.files, folder, earlier, started, only_failed=only_failed)
         if session.start is Start.COMPLETE:
             log.info("%s: this job is complete already; nothing to do", folder.path)
-            return read_report(folder.path)
+            return _said(read_report(folder.path))
         check_weights_fit(target.info, target.device, spec.engine.memory_fraction)
     target, state = target.with_seed(session.state.seed), session.state
     encoder = row_encoder(target, spec.input, state.now)
     with session.claimed(folder):
         session.recall(folder, spec.output)
-        results = Results(ResultWriter(folder), spec)
+        results = Results(ResultWriter(folder), spec, Work(folder, watch))
         with watch.part("tokenise"):
             store = TokenStore(folder.scratch / "tokens.bin")
             rows = tokenise(source, encoder, target, results, store, quiet=quiet)
+        log.info(
+            "%d rows can run", len(rows), extra=event("input_read", rows=len(rows), failed=results.counts.num_failed)
+        )
         # refuses names and types that cannot be written; those of JSON lines are known only now
         on_request = columns_on_request(spec.output, rows.sampling)
         output_schema(source.schema, spec.output.prefix, spec.output.format, on_request)
@@ -84,6 +95,12 @@ def run_job(
         report = _report(job, target, results, generation, watch, started)
         write_report(folder, _artifact(report, generation, _resolved_job(job, target, generation, report, state)))
         folder.mark_success()
+    return _said(report)
+
+
+def _said(report: RunReport) -> RunReport:
+    ended = event("finished", ok=report.num_ok, failed=report.num_failed, exit_code=report.exit_code)
+    log.info("finished: %s", report.summary(), extra=ended)
     return report
 
 
@@ -108,10 +125,17 @@ def write_report(folder: OutputFolder, artifact: RunArtifact) -> None:
 def _report(
     job: Job, target: Target, results: Results, generation: Generation | None, watch: Stopwatch, started: datetime
 ) -> RunReport:
+    earlier = results.earlier
+    if generation is not None:
+        stats, figures = generation.engine.stats, generation.figures(earlier)
+    else:
+        stats = RunStats(job.spec.engine.block_size, target.max_model_len)
+        results.count_into(stats)
+        figures = PlannedFigures(num_unique_tokens=earlier.num_unique_tokens, hit_ceiling=earlier.hit_ceiling)
     return make_report(
         results.counts,
-        generation.engine.stats if generation else RunStats(job.spec.engine.block_size, target.max_model_len),
-        generation.figures() if generation else PlannedFigures(),
+        stats,
+        figures,
         started=started.isoformat(timespec="seconds"),
         visiting_order=job.spec.engine.order,
         seconds=watch.seconds(),
@@ -144,6 +168,7 @@ def _resolved_job(
         "environment": dict(report.environment),
         "clock": state.clock,
         "eos_token_ids": sorted(target.info.eos_token_ids),
+        **({"rope_factors": target.rope_factors} if target.rope_factors else {}),
         "run": state.to_dict(),
     }
     document = resolved_document(job, settings, extra)

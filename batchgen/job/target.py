@@ -16,6 +16,7 @@ from batchgen.models.attention import IMPLEMENTATION, MAX_TRITON_HEAD_SIZE, has_
 from batchgen.models.device import choose_device
 from batchgen.models.load import ModelInfo, build_meta_model, inspect_model
 from batchgen.models.probe import AttentionLayer, probe_attention
+from batchgen.models.rope import fix_longrope
 from batchgen.sampling_params import SamplingParams
 
 # Starting points, not measured: the rows and tokens from which larger matrix products should gain little.
@@ -33,15 +34,13 @@ class Target:
     info: ModelInfo
     layers: list[AttentionLayer]
     params: SamplingParams
+    token_values: TokenValues
     max_model_len: int
     max_num_seqs: int
     max_batched_tokens: int
     attention: str
+    rope_factors: str | None  # "short" | "long" of a LongRoPE model, chosen by max_model_len
     settings: list[Setting]  # what the job file left open, with sources
-
-    @property
-    def token_values(self) -> TokenValues:
-        return TokenValues(self.info.tokenizer, self.info.vocab_size)
 
     def with_seed(self, seed: int) -> Target:
         """The same with the seed that an earlier session drew."""
@@ -55,8 +54,12 @@ def inspect_target(job: Job) -> Target:
     device = choose_device(spec.engine.device)
     info = inspect_model(spec.model, device)
     layers = probe_attention(build_meta_model(info, IMPLEMENTATION))
-    params, settings = resolve_sampling(job, info.generation_config, TokenValues(info.tokenizer, info.vocab_size))
+    token_values = TokenValues(info.tokenizer, info.vocab_size)
+    params, settings = resolve_sampling(job, info.generation_config, token_values)
     max_model_len = _max_model_len(job, info)
+    rope = fix_longrope(info.config, max_model_len)
+    if rope.factors:
+        log.info("LongRoPE: the %s factors, for a context limit of %d", rope.factors, max_model_len)
     if params.max_tokens is None:
         log.info("sampling.max_tokens is not set: a completion may grow up to the context limit of %d", max_model_len)
     max_num_seqs = spec.engine.max_num_seqs or _MAX_NUM_SEQS[device.type]
@@ -75,13 +78,15 @@ def inspect_target(job: Job) -> Target:
         settings.append(Setting(f"engine.{name}", value, source))
     return Target(
         device=device,
-        info=info,
+        info=replace(info, config=rope.config),
         layers=layers,
         params=params,
+        token_values=token_values,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_batched_tokens=max_batched_tokens,
         attention=attention,
+        rope_factors=rope.factors,
         settings=settings,
     )
 

@@ -1,12 +1,16 @@
-"""TokenValues: sampling values given as words or ids, as the model's token ids. Knows no file and no row."""
+"""TokenValues: sampling values given as words, ids or forms, as what chooses tokens. Knows no file and no row."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from batchgen.errors import RowError
+from batchgen.job_spec import StructuredSpec
+from batchgen.prompts.grammar import Grammars
 from batchgen.prompts.word_ids import TokenSequence, WordIds
+from batchgen.sampling_params import Structured
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -16,6 +20,7 @@ class TokenValues:
     """Turns values of `SamplingSpec` into those of `SamplingParams`, for one model of `vocab_size` ids."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> None:
+        self.grammars = Grammars(tokenizer, vocab_size)
         self._words = WordIds(tokenizer)
         self._vocab_size = vocab_size
         self._convert: dict[str, Callable[[Any], Any]] = {
@@ -23,10 +28,15 @@ class TokenValues:
             "stop_token_ids": self._stop_token_ids,
             "logit_bias": self._logit_bias,
             "bad_words": self._bad_words,
+            "structured": self._structured,
         }
 
     def resolve(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The same keys, hashable. RowError, beginning with the key, for what is no token of the model."""
+        """The same keys, hashable.
+
+        Raises RowError, beginning with the key, for what is no token of the model or no form, and ModelError where
+        forms cannot be had at all.
+        """
         return {name: self._convert.get(name, _unchanged)(value) for name, value in values.items()}
 
     def _stop_token_ids(self, token_ids: Iterable[int]) -> frozenset[int]:
@@ -48,6 +58,14 @@ class TokenValues:
 
     def _bad_words(self, words: Iterable[str]) -> tuple[TokenSequence, ...]:
         return tuple(dict.fromkeys(ids for word in words for ids in self._words.sequences(word)))
+
+    def _structured(self, spec: StructuredSpec | None) -> Structured | None:
+        if spec is None:
+            return None
+        ((kind, value),) = spec.given.items()
+        structured = Structured(kind, value if isinstance(value, str) else json.dumps(value))
+        self.grammars.check(structured)
+        return structured
 
     def _checked(self, key: str, token_id: int) -> int:
         if token_id >= self._vocab_size:

@@ -115,6 +115,18 @@ def _room(folder: Path, hierarchy: _Hierarchy) -> int | None:
     return max(0, int(limit) - used)
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether torch says with it that an allocation failed: on a GPU by its type, on a CPU in words only."""
+    is_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+    return is_cpu or isinstance(error, (torch.OutOfMemoryError, MemoryError))
+
+
+def release_freed_memory(device: torch.device) -> None:
+    """Let a GPU have back what torch keeps of freed tensors, so that pieces too small for a step become whole again."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def keep_freed_memory() -> None:
     """Have the C library keep large buffers that are freed, where it is glibc.
 

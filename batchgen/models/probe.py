@@ -100,7 +100,7 @@ def _refuse_partial(model: PreTrainedModel, layers: list[AttentionLayer]) -> Non
     if len(modules) != len(layers) or len(layers) != expected:
         raise ModelError(
             f"{_name(model)}: {len(modules)} of {expected} layers go through the attention interface, "
-            f"in {len(layers)} calls; layers that keep another state (recurrent, hybrid) cannot be run"
+            f"in {len(layers)} calls; layers that keep another state (recurrent, hybrid) or attend twice cannot be run"
         )
     types = getattr(model.config, "layer_types", None) or []
     if "sliding_attention" in types and all(layer.sliding_window is None for layer in layers):

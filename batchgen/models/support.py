@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -17,8 +17,10 @@ from typing import Any
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 
 from batchgen.errors import ModelError
+from batchgen.models.rope import rope_settings
 
-# Families whose greedy tokens are compared with transformers' own `generate` in the tests (tests/families).
+# Families whose greedy tokens are compared with transformers' own `generate` in the tests (tests/families);
+# docs/models.md lists them.
 TESTED_FAMILIES = frozenset({
     "afmoe", "apertus", "arcee", "biogpt", "bitnet", "codegen", "cohere", "cohere2", "cwm", "deepseek_v2",
     "deepseek_v3", "dots1", "ernie4_5", "ernie4_5_moe", "exaone", "exaone4", "exaone_moe", "flex_olmo", "gemma",
@@ -147,18 +149,13 @@ def _window_only_in_the_mask(candidate: Candidate) -> str | None:
 
 
 def _rope_looks_at_the_batch(candidate: Candidate) -> str | None:
-    for kind in _rope_types(candidate.get("rope_parameters") or candidate.get("rope_scaling") or {}):
-        if "dynamic" in kind or kind == "longrope":
+    for rope in rope_settings(candidate.config):
+        kind = rope.get("rope_type", rope.get("type"))
+        if isinstance(kind, str) and "dynamic" in kind:
             return f"its rotary embedding ({kind}) looks at the longest position of the batch"
+        if kind == "longrope" and "long_mscale" in candidate.source:  # else rope.py fixes it
+            return "its rotary embedding (longrope) is scaled by the longest position of the batch"
     return None
-
-
-def _rope_types(settings: Mapping[str, Any]) -> Iterator[str]:
-    """The rope types of a config: one, or one for each kind of layer."""
-    for per_layer in [settings, *(value for value in settings.values() if isinstance(value, Mapping))]:
-        kind = per_layer.get("rope_type", per_layer.get("type"))
-        if isinstance(kind, str):
-            yield kind
 
 
 REFUSALS: tuple[Callable[[Candidate], str | None], ...] = (

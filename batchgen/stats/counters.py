@@ -34,6 +34,7 @@ class RunStats:
     prompt: PromptTokens = field(default_factory=PromptTokens)
     groups: dict[int | None, GroupStats] = field(default_factory=dict)  # None: rows in no group
     num_output_tokens: int = 0
+    num_samples: int = 0  # that ended
     num_recomputed_tokens: int = 0  # lost by preemption and computed again; never a hit
 
     num_steps: int = 0
@@ -52,7 +53,7 @@ class RunStats:
     num_used_slots: int = 0
     num_empty_slots: int = 0
     num_running: int = 0
-    num_logical_blocks: int = 0
+    num_logical_slots: int = 0  # of blocks, shared ones once a row and sample
     num_stored_tokens: int = 0
     peak_internal_fragmentation: float | None = None
     peak_used_blocks: int = 0
@@ -77,6 +78,7 @@ class RunStats:
     def observe_end(self, row: RowTime, group: int | None, seconds: float) -> None:
         """A row ended, so many seconds after the start of the run."""
         self.num_output_tokens += row.num_output_tokens
+        self.num_samples += 1
         self.groups[group].num_output_tokens += row.num_output_tokens
         self.row_ends.append(seconds)
         self.slowest.observe(row)
@@ -109,7 +111,7 @@ class RunStats:
         self.num_used_slots += num_slots
         self.num_empty_slots += step.num_empty_slots
         self.num_running += step.num_running
-        self.num_logical_blocks += step.num_logical_blocks
+        self.num_logical_slots += step.num_logical_blocks * self.block_size
         self.num_stored_tokens += step.num_stored_tokens
         fragmentation = step.num_empty_slots / num_slots
         self.peak_internal_fragmentation = max(self.peak_internal_fragmentation or 0.0, fragmentation)
@@ -142,7 +144,7 @@ class RunStats:
     @property
     def sharing(self) -> float | None:
         """Of the logical blocks in all steps, the share that needed no block of their own."""
-        physical = ratio(self.num_used_slots, self.num_logical_blocks * self.block_size)
+        physical = ratio(self.num_used_slots, self.num_logical_slots)
         return None if physical is None else 1 - physical
 
     @property

@@ -91,7 +91,9 @@ def _more_blocks(report: RunReport) -> str:
 def _padding(report: RunReport) -> Iterator[Finding]:
     empty = report.internal_fragmentation or 0.0
     smaller = [size for size in _SMALLER_BLOCKS if size < report.block_size]
-    gains = {size: report.ceilings.get(size, 0) - report.hit_ceiling for size in smaller}
+    # `ceilings` are of the last session's rows, `hit_ceiling` of all.
+    now = report.ceilings.get(report.block_size, report.hit_ceiling)
+    gains = {size: report.ceilings.get(size, 0) - now for size in smaller}
     gain = max(gains.values(), default=0)
     gain_share = ratio(gain, _num_computed(report)) or 0.0
     if not smaller or (empty < PADDING_SHARE and gain_share < WORK_SHARE):

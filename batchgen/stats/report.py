@@ -128,11 +128,11 @@ class RunReport:
     slowest_rows: Sequence[RowTime]  # slowest first
     findings: Sequence[Finding]  # what cost this job; empty when nothing did
     environment: Mapping[str, str]
-    # 0 in reports of a time when nothing could be resumed. Rows are counted over all sessions, all else in the last one
+    # 0 in reports of a time when nothing could be resumed. Steps, groups and slow rows are those of the last session
     num_resumed_rows: int = 0
     num_miss_scored: int = 0  # a row before had it, but its logits were asked for; the sixth cause of a miss
     num_copied_tokens: int = 0  # prompt tokens copied from the beginning of a block; hits, beside num_hit_tokens
-    num_samples: int = 0  # that ended in this session: `sampling.n` for every row that ran
+    num_samples: int = 0  # that ended: `sampling.n` for every row that ran
 
     @classmethod
     def from_json(cls, text: str) -> RunReport:
@@ -277,6 +277,6 @@ def make_report(
         environment=dict(environment),
         num_resumed_rows=rows.num_resumed,
         num_copied_tokens=prompt.copied,
-        num_samples=len(stats.row_ends),
+        num_samples=stats.num_samples,
     )
     return replace(report, findings=diagnose(report))

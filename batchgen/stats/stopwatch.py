@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal, get_args
 
@@ -16,17 +16,32 @@ class Stopwatch:
     def __init__(self) -> None:
         self._begin = time.perf_counter()
         self._seconds: dict[str, float] = {}
+        self._begun: dict[str, float] = {}  # parts that are being timed
+        self._earlier = 0.0
 
     @contextmanager
     def part(self, name: Part) -> Iterator[None]:
         """Time a block of code; a part timed twice is added up."""
-        begin = time.perf_counter()
+        self._begun[name] = time.perf_counter()
         try:
             yield
         finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - begin
+            self._add(name, time.perf_counter() - self._begun.pop(name))
+
+    def go_on_from(self, seconds: Mapping[str, float]) -> None:
+        """Add what `seconds` gave in an earlier session."""
+        self._earlier += seconds["total"]
+        for name, value in seconds.items():
+            if name != "total":
+                self._add(name, value)
 
     def seconds(self) -> dict[str, float]:
-        """Every part, 0 for one that has not been, and the total since the start."""
-        untimed = {part: 0.0 for part in get_args(Part) if part not in self._seconds}
-        return {**self._seconds, **untimed, "total": time.perf_counter() - self._begin}
+        """Every part, 0 for one that has not been, and the total since the start. What is being timed counts too."""
+        now = time.perf_counter()
+        seconds = {**self._seconds, **{part: 0.0 for part in get_args(Part) if part not in self._seconds}}
+        for name, begin in self._begun.items():
+            seconds[name] += now - begin
+        return {**seconds, "total": self._earlier + now - self._begin}
+
+    def _add(self, name: str, seconds: float) -> None:
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds

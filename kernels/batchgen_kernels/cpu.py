@@ -59,13 +59,14 @@ class CpuBackend:
 
     def __init__(self) -> None:
         self._reference = ReferenceBackend()
+        self._num_threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+        numba.set_num_threads(self._num_threads)
+        torch.set_num_threads(self._num_threads)  # numba's launch has set the shared runtime to the number of cores
 
     def prepare(self, step: AttentionStep) -> _Prepared:
         """Choose the groups that pay, the same for every layer."""
-        num_threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
-        numba.set_num_threads(num_threads)
         groups = [group for group in step.groups if _saved_tokens(group, step.block_size) >= _MIN_SAVED_TOKENS]
-        return _Prepared(step, groups, num_threads)
+        return _Prepared(step, groups, self._num_threads)
 
     def attend(
         self,

@@ -37,7 +37,6 @@ from batchgen_kernels.vector import (
 
 # torch's own threads, where both find the same OpenMP library; two runtimes in one process spin against each other.
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
-numba.config.NUMBA_NUM_THREADS = torch.get_num_threads()  # its first launch makes this the shared runtime's number
 
 TILE_ROWS = 64  # queries x query heads of a KV head
 _LINE_BYTES = 64  # of a cache line

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,6 @@ from tests.object_store import install
 from tests.tiny_models import uniform_model
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(params=["memory", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RemotePath]:
-    """A store that renames, and one that does not."""
-    install(tmp_path / "store")
-    path = locate(f"{request.param}://bucket")
-    assert isinstance(path, RemotePath)
-    yield path
-    path.remove()
 
 
 def put_table(path: RemotePath, table: pa.Table) -> None:

@@ -444,3 +444,18 @@ def test_export_refuses_an_input_that_was_changed(run_tiny: TinyRunner, monkeypa
     result = command("export", job_file.with_suffix(""), "--to", run_tiny.folder / "partial", "--job", job_file)
     assert result.exit_code == 2
     assert f"{path}: not as it was when the run began" in result.stderr
+
+
+def test_a_commit_can_come_after_every_step(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while no row ends, so that a finished row never waits for the end of another one."""
+    asked: list[ResultWriter] = []
+    commit_if_due = ResultWriter.commit_if_due
+
+    def counted(self: ResultWriter) -> Any:
+        asked.append(self)
+        return commit_if_due(self)
+
+    monkeypatch.setattr(ResultWriter, "commit_if_due", counted)
+    result = run_tiny(prompts("a"), model=uniform_model, sampling={"max_tokens": 30, "ignore_eos": True})
+    assert result.report["num_steps"] == 30
+    assert len(asked) >= 30

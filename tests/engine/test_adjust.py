@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from transformers import (
@@ -28,6 +29,21 @@ def request(output: Sequence[int] = (), *, ends: Sequence[int] = (), **params: A
     )
     made.output_token_ids = list(output)
     return made
+
+
+class Allowing:
+    """A constraint that allows the same tokens for ever."""
+
+    error = None
+
+    def __init__(self, *token_ids: int) -> None:
+        self._bits = np.packbits([token in token_ids for token in range(2 * VOCAB)], bitorder="little")
+
+    def allowed(self) -> npt.NDArray[np.uint8]:
+        return self._bits
+
+    def feed(self, token_id: int) -> bool:
+        return False
 
 
 def adjusted(logits: torch.Tensor, *requests: Request) -> torch.Tensor:
@@ -93,6 +109,18 @@ def test_min_tokens_is_min_new_tokens_of_transformers(num_tokens: int) -> None:
 
 def test_end_token_beyond_the_logits_is_no_place() -> None:
     assert adjusted(torch.zeros(1, VOCAB), request(ends=(2, 500), min_tokens=1))[0, 2] == -torch.inf
+
+
+def test_a_constraint_comes_last_and_for_its_own_row_only() -> None:
+    given = logits(3)
+    rows = [request(), request(logit_bias=((5, 4.0), (6, 99.0))), request()]
+    rows[1].constraint, rows[2].constraint = Allowing(2, 5, VOCAB + 1), Allowing()
+    found = adjusted(given, *rows)
+    assert is_adjusted(rows[1])
+    assert found[0].equal(given[0])
+    assert found[1].isfinite().nonzero()[:, 0].tolist() == [2, 5]
+    assert found[1, [2, 5]].tolist() == [given[1, 2].item(), (given[1, 5] + 4.0).item()]
+    assert not found[2].isfinite().any()
 
 
 def test_a_row_is_changed_by_its_own_values_only() -> None:

@@ -70,7 +70,9 @@ def generate(model: PreTrainedModel, prompt: Sequence[int]) -> list[int]:
 
 def probe(model: PreTrainedModel) -> list[AttentionLayer]:
     with torch.device("meta"):
-        meta = type(model)._from_config(model.config, attn_implementation=IMPLEMENTATION)  # type: ignore[no-untyped-call]
+        meta = type(model)._from_config(  # type: ignore[no-untyped-call]
+            model.config, attn_implementation=IMPLEMENTATION, dtype=torch.bfloat16
+        )
     return probe_attention(meta)
 
 

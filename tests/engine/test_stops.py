@@ -13,11 +13,13 @@ from batchgen.engine.outcome import Sampled
 from batchgen.engine.request import Request, RequestStatus
 from batchgen.engine.sampler import Sampler
 from batchgen.prompts.detokenize import Detokenizer, StopMatcher
-from batchgen.sampling_params import SamplingParams
+from batchgen.prompts.grammar import Grammars
+from batchgen.sampling_params import SamplingParams, Structured
 from tests.tiny_models import EOS, VOCAB_SIZE, byte_tokenizer
 
 OTHER_END, STOP_TOKEN = ord("]"), ord(";")
 DETOKENIZER = Detokenizer(byte_tokenizer())
+GRAMMARS = Grammars(byte_tokenizer(), VOCAB_SIZE)
 
 
 def complete(wanted: Sequence[int], max_tokens: int, **params: Any) -> Request:
@@ -25,9 +27,15 @@ def complete(wanted: Sequence[int], max_tokens: int, **params: Any) -> Request:
     params["stop_token_ids"] = frozenset(params.get("stop_token_ids", ()))
     given = SamplingParams(**params)
     ends = given.stop_token_ids | (frozenset() if given.ignore_eos else frozenset({EOS, OTHER_END}))
-    matcher = StopMatcher(DETOKENIZER, given.stop, given.min_tokens) if given.stop else None
     request = Request(
-        0, np.array([1], np.int32), given, 0, max_tokens=max_tokens, end_token_ids=ends, stop_condition=matcher
+        0,
+        np.array([1], np.int32),
+        given,
+        0,
+        max_tokens=max_tokens,
+        end_token_ids=ends,
+        stop_condition=StopMatcher(DETOKENIZER, given.stop, given.min_tokens) if given.stop else None,
+        constraint=GRAMMARS.constraint(given.structured, ends) if given.structured else None,
     )
     sampler = Sampler(torch.tensor([VOCAB_SIZE - 1]))
     for token in wanted:
@@ -45,6 +53,10 @@ def complete(wanted: Sequence[int], max_tokens: int, **params: Any) -> Request:
 def ids(text: str) -> list[int]:
     """`$` is the end token."""
     return [EOS if char == "$" else ord(char) for char in text]
+
+
+def regex(text: str) -> dict[str, Any]:
+    return {"structured": Structured("regex", text)}
 
 
 @pytest.mark.parametrize(
@@ -70,6 +82,17 @@ def ids(text: str) -> list[int]:
         ("abcabc", 9, {"stop": ("bc",), "min_tokens": 4}, "abcabc", "stop"),
         ("abc", 3, {"stop": ("bc",), "min_tokens": 4}, "abc", "length"),
         ("abc", 3, {"stop": ("bc",)}, "abc", "stop"),  # a stop string at the limit
+        ("zzz", 9, regex("ax"), "ax", "stop"),  # nothing can follow, so no end token is waited for
+        ("zzz", 2, regex("ax"), "ax", "stop"),  # complete at the limit
+        ("zzz", 2, regex("axb"), "ax", "length"),
+        ("$$$", 9, regex("ax*"), "a$", "stop"),  # an end token only where the grammar may end
+        ("aaa", 3, regex("ax*"), "axx", "length"),
+        ("$$$$", 9, regex("ax*") | {"min_tokens": 3}, "axx$", "stop"),
+        ("$$$$", 9, regex("ax") | {"min_tokens": 4}, "ax", "stop"),  # a complete text ends below min_tokens too
+        ("$$$$", 4, regex("ax*") | {"ignore_eos": True}, "axxx", "length"),
+        ("$$$$", 9, regex("ax") | {"ignore_eos": True}, "ax", "stop"),
+        (";b;;", 9, regex("[ab;]{3,}") | {"stop_token_ids": [STOP_TOKEN]}, "aba;", "stop"),
+        ("abcd", 9, regex("[a-d]+") | {"stop": ("bc",)}, "abc", "stop"),
     ],
 )
 def test_what_ends_a_completion(

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tests.families.family import (
+    HALF_ROTARY,
     LATENT,
     LATENT_TRAIT,
+    ONE_WINDOW,
+    SCALED,
+    SCALES,
     SLIDING,
     UNLIMITED,
     Family,
@@ -17,18 +21,7 @@ from tests.families.family import (
     stretched,
 )
 
-_HALF: Features = {"part of each head rotary": rotary()}
 _WINDOW: Features = {"sliding window": UNLIMITED}
-_ONE_WINDOW: Features = {"sliding window on one of two layers": UNLIMITED}
-_MULTIPLIERS: Settings = {
-    "attention_multiplier": 0.5, "residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 4.0,
-}  # fmt: skip
-_MULTIPLIED: Features = {
-    "attention scale": {"attention_multiplier": 0.25},
-    "residual scale": {"residual_multiplier": 1.0},
-    "embedding scale": {"embedding_multiplier": 1.0},
-    "logit scale": {"logits_scaling": 1.0},
-}
 _CAPS: Settings = {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 10.0}
 _CAPPED: Features = {
     "attention soft cap": {"attn_logit_softcapping": None},
@@ -36,7 +29,7 @@ _CAPPED: Features = {
 }
 _QUERY_SCALE: Features = {"attention scale": {"query_pre_attn_scalar": 16}}
 _NO_DROPOUT: Settings = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-_TWO_ROPES = {
+_TWO_ROPES: Settings = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
     "full_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0},
 }
@@ -47,10 +40,10 @@ DENSE: Mapping[str, Family] = {
     "llama": Family(
         "Llama",
         {"attention_bias": True, "mlp_bias": True, **stretched("llama3", low_freq_factor=1.0, high_freq_factor=4.0)},
-        {"llama3 RoPE": rotary(), "biases": {"attention_bias": False, "mlp_bias": False}},
+        {"llama3 RoPE": rotary(), "biases": {"attention_bias": False, "mlp_bias": False}}, seed=1,
     ),
-    "mistral": Family("Mistral", SLIDING, _WINDOW),
-    "ministral": Family("Ministral", mixed(head_dim=24), _ONE_WINDOW),
+    "mistral": Family("Mistral", SLIDING, _WINDOW, seed=1),
+    "ministral": Family("Ministral", mixed(head_dim=24), ONE_WINDOW),
     "ministral3": Family(
         "Ministral 3",
         {"head_dim": 24, **stretched("yarn", beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0,
@@ -58,50 +51,49 @@ DENSE: Mapping[str, Family] = {
         {"query scale that grows with the position": stretched(
             "yarn", beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.0)},
     ),
-    "qwen2": Family("Qwen2", mixed(use_sliding_window=True), _ONE_WINDOW, ("query, key and value biases",)),
-    "qwen3": Family("Qwen3", mixed(use_sliding_window=True, head_dim=24), _ONE_WINDOW, ("query and key norms",)),
+    "qwen2": Family("Qwen2", mixed(use_sliding_window=True), ONE_WINDOW, ("query, key and value biases",)),
+    "qwen3": Family("Qwen3", mixed(use_sliding_window=True, head_dim=24), ONE_WINDOW, ("query and key norms",)),
     "gemma": Family(
         "Gemma", {"head_dim": 24, "num_key_value_heads": 1, "tie_word_embeddings": True}, {},
         ("one KV head", "scaled, tied embeddings"),
     ),
     "gemma2": Family(
-        "Gemma 2", mixed(head_dim=16, query_pre_attn_scalar=6, **_CAPS), _ONE_WINDOW | _CAPPED | _QUERY_SCALE,
+        "Gemma 2", mixed(head_dim=16, query_pre_attn_scalar=6, **_CAPS), ONE_WINDOW | _CAPPED | _QUERY_SCALE,
         ("norms after each block",),
     ),
     "gemma3_text": Family(
         "Gemma 3 (text)", mixed(head_dim=16, query_pre_attn_scalar=6, rope_parameters=_TWO_ROPES, **_CAPS),
-        _ONE_WINDOW | _QUERY_SCALE | {"another RoPE for each kind of layer": _ONE_ROPE,
+        ONE_WINDOW | _QUERY_SCALE | {"another RoPE for each kind of layer": _ONE_ROPE,
                                       "logit soft cap": {"final_logit_softcapping": None}},
-        ("query and key norms",),
+        ("query and key norms",), seed=2,
     ),
     "vaultgemma": Family(
-        "VaultGemma", mixed(head_dim=16, query_pre_attn_scalar=6, **_CAPS), _ONE_WINDOW | _CAPPED | _QUERY_SCALE,
+        "VaultGemma", mixed(head_dim=16, query_pre_attn_scalar=6, **_CAPS), ONE_WINDOW | _CAPPED | _QUERY_SCALE, seed=1,
     ),
     "phi": Family(
-        "Phi", {"qk_layernorm": True, **rotary(0.5)}, _HALF | {"query and key norms": {"qk_layernorm": False}},
+        "Phi", {"qk_layernorm": True, **rotary(0.5)}, HALF_ROTARY | {"query and key norms": {"qk_layernorm": False}},
         ("parallel residual", "biases"),
     ),
-    "phi3": Family("Phi-3", {**SLIDING, **rotary(0.5)}, _WINDOW | _HALF, ("fused query, key and value",)),
+    "phi3": Family("Phi-3", {**SLIDING, **rotary(0.5)}, _WINDOW | HALF_ROTARY, ("fused query, key and value",)),
     "olmo": Family("OLMo", {"clip_qkv": 0.5}, {"clipped queries, keys and values": {"clip_qkv": None}}),
     "olmo2": Family("OLMo 2", {}, {}, ("query and key norms", "norms after each block")),
-    "olmo3": Family("OLMo 3", mixed(), _ONE_WINDOW, ("query and key norms", "norms after each block")),
-    "granite": Family("Granite", _MULTIPLIERS, _MULTIPLIED),
+    "olmo3": Family("OLMo 3", mixed(), ONE_WINDOW, ("query and key norms", "norms after each block")),
+    "granite": Family("Granite", SCALES, SCALED, seed=2),
     "granite_swa": Family(
-        "Granite (sliding window)", mixed(layer_rope_theta=[1e2, 1e4], **_MULTIPLIERS),
-        _ONE_WINDOW | _MULTIPLIED | {"another RoPE for each layer": {"layer_rope_theta": [1e4, 1e4]}},
+        "Granite (sliding window)", mixed(layer_rope_theta=[1e2, 1e4], **SCALES),
+        ONE_WINDOW | SCALED | {"another RoPE for each layer": {"layer_rope_theta": [1e4, 1e4]}}, ("attention sinks",),
     ),
     "hyperclovax": Family(
-        "HyperCLOVA X", {"head_dim": 16, "use_post_norm": True, **_MULTIPLIERS}, _MULTIPLIED,
-        ("norms after each block",),
+        "HyperCLOVA X", {"head_dim": 16, "use_post_norm": True, **SCALES}, SCALED, ("norms after each block",),
     ),
     "cohere": Family(
         "Cohere", {"logit_scale": 0.25, "use_qk_norm": True, "tie_word_embeddings": True},
         {"logit scale": {"logit_scale": 1.0}, "query and key norms": {"use_qk_norm": False}},
-        ("parallel residual", "tied embeddings"), std=0.5,
+        ("parallel residual", "tied embeddings"), std=0.5, seed=1,
     ),
     "cohere2": Family(
         "Cohere 2", mixed(logit_scale=0.25, tie_word_embeddings=True),
-        _ONE_WINDOW | {"logit scale": {"logit_scale": 1.0}},
+        ONE_WINDOW | {"logit scale": {"logit_scale": 1.0}},
         ("no positions in the full layer", "parallel residual", "tied embeddings"), std=0.5,
     ),
     "starcoder2": Family(
@@ -110,17 +102,18 @@ DENSE: Mapping[str, Family] = {
     ),
     "stablelm": Family(
         "StableLM", {"use_qkv_bias": True, "qk_layernorm": True, "use_parallel_residual": True, **rotary(0.5)},
-        _HALF | {"biases": {"use_qkv_bias": False}, "query and key norms": {"qk_layernorm": False},
+        HALF_ROTARY | {"biases": {"use_qkv_bias": False}, "query and key norms": {"qk_layernorm": False},
                  "parallel residual": {"use_parallel_residual": False}}, std=0.5,
     ),
     "gpt_neox": Family(
         "GPT-NeoX", {"use_parallel_residual": True, "attention_bias": True, **rotary(0.5)},
-        _HALF | {"parallel residual": {"use_parallel_residual": False}, "biases": {"attention_bias": False}},
+        HALF_ROTARY | {"parallel residual": {"use_parallel_residual": False}, "biases": {"attention_bias": False}},
+        seed=1,
     ),
     "gpt2": Family(
         "GPT-2", {**_NO_DROPOUT, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": True},
         {"attention scale of its own for each layer": {"scale_attn_by_inverse_layer_idx": False}},
-        ("learned positions", "tied embeddings"), std=0.5,
+        ("learned positions", "tied embeddings"), std=0.5, seed=2,
     ),
     "gpt_bigcode": Family(
         "GPT-BigCode", {**_NO_DROPOUT, "multi_query": True, "tie_word_embeddings": True}, {},
@@ -139,21 +132,22 @@ DENSE: Mapping[str, Family] = {
         {"embedding scale": {"scale_embedding": False}}, ("learned positions", "tied embeddings"), std=0.5,
     ),
     "persimmon": Family(
-        "Persimmon", rotary(0.5), _HALF | {"query and key norms": {"qk_layernorm": False}}, ("squared ReLU",), std=0.5,
+        "Persimmon", rotary(0.5), HALF_ROTARY | {"query and key norms": {"qk_layernorm": False}}, ("squared ReLU",),
+        std=0.5,
     ),
-    "glm": Family("GLM", {"head_dim": 16, **rotary(0.5)}, _HALF | {"biases": {"attention_bias": False}}),
-    "glm4": Family("GLM-4", {"head_dim": 16, **rotary(0.5)}, _HALF | {"biases": {"attention_bias": False}},
+    "glm": Family("GLM", {"head_dim": 16, **rotary(0.5)}, HALF_ROTARY | {"biases": {"attention_bias": False}}),
+    "glm4": Family("GLM-4", {"head_dim": 16, **rotary(0.5)}, HALF_ROTARY | {"biases": {"attention_bias": False}},
                    ("norms after each block",)),
     "smollm3": Family(
         "SmolLM3", mixed(use_sliding_window=True, no_rope_layers=[1, 0], tie_word_embeddings=True),
-        _ONE_WINDOW | {"no positions in one of two layers": {"no_rope_layers": [1, 1]}}, ("tied embeddings",),
+        ONE_WINDOW | {"no positions in one of two layers": {"no_rope_layers": [1, 1]}}, ("tied embeddings",),
     ),
     "nemotron": Family(
         "Nemotron", {"head_dim": 16, "attention_bias": True, "mlp_bias": True, **rotary(0.5)},
-        _HALF | {"biases": {"attention_bias": False, "mlp_bias": False}}, ("squared ReLU",),
+        HALF_ROTARY | {"biases": {"attention_bias": False, "mlp_bias": False}}, ("squared ReLU",),
     ),
     "exaone": Family("EXAONE 3", {}, {}, ("grouped heads",)),
-    "exaone4": Family("EXAONE 4", mixed(), _ONE_WINDOW,
+    "exaone4": Family("EXAONE 4", mixed(), ONE_WINDOW,
                       ("no positions in the full layer", "query and key norms", "norms after each block")),
     "ernie4_5": Family(
         "ERNIE 4.5", {"head_dim": 16, "use_bias": True, "tie_word_embeddings": True}, {"biases": {"use_bias": False}},
@@ -175,14 +169,15 @@ DENSE: Mapping[str, Family] = {
     "jais2": Family("Jais 2", {"head_dim": 16}, {"biases": {"attention_bias": False, "mlp_bias": False}},
                     ("squared ReLU",)),
     "cwm": Family("CWM", mixed(head_dim=16, **stretched("llama3", low_freq_factor=1.0, high_freq_factor=4.0)),
-                  _ONE_WINDOW | {"llama3 RoPE": rotary()}),
-    "nanochat": Family("nanochat", {"final_logit_softcapping": 4.0},
-                       {"logit soft cap": {"final_logit_softcapping": None}},
-                       ("query and key norms without weights", "squared ReLU")),
+                  ONE_WINDOW | {"llama3 RoPE": rotary()}),
+    "nanochat": Family(
+        "nanochat", {"final_logit_softcapping": 4.0}, {"logit soft cap": {"final_logit_softcapping": None}},
+        ("query and key norms without weights", "squared ReLU"), seed=3,
+    ),
     "minicpm3": Family("MiniCPM3", {**LATENT, "scale_emb": 3, "dim_model_base": 16},
                        {"embedding scale": {"scale_emb": 1}, "logit scale": {"dim_model_base": 64},
                         "residual scale": {"scale_depth": 1.0}},
-                       (LATENT_TRAIT,)),
+                       (LATENT_TRAIT,), seed=7),
     "youtu": Family("Youtu", {**LATENT, "tie_word_embeddings": True}, {}, (LATENT_TRAIT, "tied embeddings")),
     "modernbert-decoder": Family(
         "ModernBERT decoder", {"layer_types": ["sliding_attention", "full_attention"], "local_attention": 32},

@@ -10,7 +10,7 @@ Settings = Mapping[str, Any]
 Features = dict[str, Settings]  # what is on, and the settings that turn it off
 
 WINDOW = 16  # tokens; shorter than most prompts
-LONG_WINDOW = 200  # longer than any row
+LONG_WINDOW = 200  # tokens; longer than any row
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class Family:
     features: Features = field(default_factory=dict)
     traits: tuple[str, ...] = ()
     std: float = 0.3  # of the random weights: wide, so that greedy outputs depend on far tokens
+    seed: int = 0  # of the random weights: such that no two best logits nearly tie
 
 
 def mixed(**settings: Any) -> Settings:
@@ -56,4 +57,18 @@ LATENT: Settings = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
 }
+SCALES: Settings = {
+    "attention_multiplier": 0.5,
+    "residual_multiplier": 0.5,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 4.0,
+}
+SCALED: Features = {
+    "attention scale": {"attention_multiplier": 0.25},
+    "residual scale": {"residual_multiplier": 1.0},
+    "embedding scale": {"embedding_multiplier": 1.0},
+    "logit scale": {"logits_scaling": 1.0},
+}
+ONE_WINDOW: Features = {"sliding window on one of two layers": UNLIMITED}
+HALF_ROTARY: Features = {"part of each head rotary": rotary()}
 LATENT_TRAIT = "latent attention, K and V heads of different sizes"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tests.families.dense import DENSE
 from tests.families.experts import EXPERTS
@@ -19,7 +19,9 @@ from tests.tiny_models import VOCAB_SIZE
 
 FAMILIES: Mapping[str, Family] = {**DENSE, **EXPERTS}  # by transformers' model_type
 
-# What families with other names for these sizes do not take from `_SIZES`.
+# Those that the installed transformers knows.
+AVAILABLE = [model_type for model_type in FAMILIES if model_type in CONFIG_MAPPING]
+
 _OLD_SIZES: Settings = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
 _SIZES: Settings = {
     "hidden_size": 64,
@@ -30,42 +32,41 @@ _SIZES: Settings = {
     "max_position_embeddings": 256,
     "tie_word_embeddings": False,
 }
-_SIZES_OF: Mapping[str, Settings] = {
-    **dict.fromkeys(("gpt2", "gpt_bigcode", "gptj", "codegen"), _OLD_SIZES),
-}
+_WITH_OLD_SIZES = {"gpt2", "gpt_bigcode", "gptj", "codegen"}
 _IDS: Settings = {"vocab_size": VOCAB_SIZE, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 
 
 def tiny_config(model_type: str, overrides: Settings | None = None) -> PreTrainedConfig:
     """The registered configuration, some of its settings changed."""
-    sizes = _SIZES_OF.get(model_type, _SIZES)
+    sizes = _OLD_SIZES if model_type in _WITH_OLD_SIZES else _SIZES
     settings: dict[str, Any] = {**_IDS, **sizes, **FAMILIES[model_type].settings, **(overrides or {})}
     return AutoConfig.for_model(model_type, **settings)
 
 
-def tiny_family(model_type: str) -> PreTrainedModel:
+def tiny_family(model_type: str, overrides: Settings | None = None) -> PreTrainedModel:
     """The registered model with random weights in float32; nothing is left at 0 or 1, no token ends its output.
 
     Eager attention, since transformers' `sdpa` leaves soft caps and sinks out.
     """
-    model = _build(tiny_config(model_type))
-    generator = torch.Generator().manual_seed(0)
-    std = FAMILIES[model_type].std
+    family = FAMILIES[model_type]
+    torch.manual_seed(family.seed)  # some families draw one-dimensional parameters too
+    model = _build(tiny_config(model_type, overrides))
     with torch.no_grad():
         for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(std * noise if parameter.ndim > 1 else parameter + 0.3 * noise)
+            noise = torch.randn(parameter.shape)
+            parameter.copy_(family.std * noise if parameter.ndim > 1 else parameter + 0.3 * noise)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
-                buffer.copy_(torch.randn(buffer.shape, generator=generator))
+                buffer.copy_(torch.randn(buffer.shape))
     model.generation_config.eos_token_id = None
     return model
 
 
-def without(model: PreTrainedModel, off: Settings) -> PreTrainedModel:
-    """The same weights under a config in which `off` turns something off."""
-    changed = _build(tiny_config(model.config.model_type, off))
+def with_config(model: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel:
+    """The same weights under another config, as far as it has them."""
+    changed = _build(config)
     changed.load_state_dict(model.state_dict(), strict=False)
+    changed.generation_config.eos_token_id = None
     return changed
 
 

@@ -225,3 +225,34 @@ def test_rows_are_committed_by_number_and_by_time(tmp_path: Path) -> None:
     now = 60.0
     writer.commit_if_due()  # nothing waits, so nothing is written
     assert num_chunks() == 2
+
+
+def test_a_kill_loses_no_row_older_than_30_seconds(tmp_path: Path) -> None:
+    """Steps of 0.7 s, in every 11th of which a row finishes: what is in no chunk yet is what a kill would lose."""
+    now, ended_at = 0.0, [0.0]
+    output = OutputFolder(tmp_path / "out")
+    output.claim()
+    output.begin("{}")
+    writer = ResultWriter(output, clock=lambda: now)
+    writer.write(answer(0))
+    for step in range(1, 300):
+        now = step * 0.7
+        if step % 11 == 0:
+            writer.write(answer(len(ended_at)))
+            ended_at.append(now)
+        writer.commit_if_due()
+        num_safe = sum(pq.read_metadata(path).num_rows for path in output.journal.iterdir())
+        assert all(now - ended < 30 for ended in ended_at[num_safe:])
+    assert len(list(output.journal.iterdir())) < 300 * 0.7 / 30  # and no more often than that asks for
+
+
+def test_a_kill_loses_fewer_than_10_000_rows(tmp_path: Path) -> None:
+    output = OutputFolder(tmp_path / "out")
+    output.claim()
+    output.begin("{}")
+    writer = ResultWriter(output, clock=lambda: 0.0)
+    for index in range(9_999):
+        writer.write(answer(index))
+    assert list(output.journal.iterdir()) == []
+    writer.write(answer(9_999))
+    assert [pq.read_metadata(path).num_rows for path in output.journal.iterdir()] == [10_000]

@@ -92,7 +92,7 @@ def test_unknown_key_names_the_nearest_known_one(line: str, advice: str) -> None
 
 
 def test_every_foreign_name_leads_to_a_key_and_is_none() -> None:
-    keys = {key for section in (None, *section_keys(None)) for key in section_keys(section)}
+    keys = {key for section in section_keys() for key in [section, *section_keys(section)]}
     assert set(FOREIGN_NAMES.values()) <= keys
     assert not {"max_new_tokens", "max_length", "temp"} & keys
 

@@ -8,8 +8,10 @@ from batchgen.io.folder import OutputFolder
 from batchgen.io.journal import committed_chunks, read_endings
 from batchgen.io.writers import ResultWriter
 from batchgen.job.results import Results
+from batchgen.job.work import Work
 from batchgen.job_spec import JobSpec
 from batchgen.request_output import FinishReason, RequestOutput
+from batchgen.stats.stopwatch import Stopwatch
 
 
 def make_results(folder: Path, n: int) -> tuple[Results, OutputFolder]:
@@ -17,7 +19,7 @@ def make_results(folder: Path, n: int) -> tuple[Results, OutputFolder]:
     output.claim()
     output.begin("{}")
     spec = {"model": {"path": "m"}, "input": {"path": "i", "text": "t"}, "output": {"path": "o"}, "sampling": {"n": n}}
-    return Results(ResultWriter(output), JobSpec.model_validate(spec)), output
+    return Results(ResultWriter(output), JobSpec.model_validate(spec), Work(output, Stopwatch())), output
 
 
 def sample(row: int, number: int, reason: FinishReason = FinishReason.STOP) -> RequestOutput:

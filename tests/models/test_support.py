@@ -7,6 +7,7 @@ from transformers import AutoConfig
 
 from batchgen.errors import ModelError
 from batchgen.models.support import TESTED_FAMILIES, refuse_unsupported
+from tests.families.registry import AVAILABLE, FAMILIES, tiny_config
 
 
 def _refusal(family: str, **settings: Any) -> str:
@@ -20,22 +21,27 @@ def _passes(family: str, **settings: Any) -> None:
     refuse_unsupported(AutoConfig.for_model(family, **settings), allow_untested=True)
 
 
-@pytest.mark.parametrize("family", sorted(TESTED_FAMILIES))
+def test_the_tested_families_are_those_with_a_parity_test() -> None:
+    assert set(FAMILIES) == TESTED_FAMILIES
+
+
+@pytest.mark.parametrize("family", AVAILABLE)
 def test_tested_families_need_no_leave(family: str) -> None:
-    refuse_unsupported(AutoConfig.for_model(family), allow_untested=False)
+    refuse_unsupported(tiny_config(family), allow_untested=False)
 
 
 def test_an_untested_family_needs_leave_by_the_key_that_gives_it() -> None:
-    with pytest.raises(ModelError, match=r"dbrx has no parity test .*model\.allow_untested: true"):
-        refuse_unsupported(AutoConfig.for_model("dbrx"), allow_untested=False)
-    _passes("dbrx")
+    with pytest.raises(ModelError, match=r"sarvam_moe has no parity test .*model\.allow_untested: true"):
+        refuse_unsupported(AutoConfig.for_model("sarvam_moe"), allow_untested=False)
+    _passes("sarvam_moe")
 
 
 @pytest.mark.parametrize(
     "family",
     [
         "mamba", "mamba2", "falcon_mamba", "rwkv", "jamba", "bamba", "zamba", "zamba2", "lfm2", "qwen3_next",
-        "falcon_h1", "granitemoehybrid", "recurrent_gemma", "nemotron_h", "minimax", "kimi_linear",
+        "falcon_h1", "granitemoehybrid", "recurrent_gemma", "nemotron_h", "minimax", "kimi_linear", "lfm2_moe",
+        "olmo_hybrid", "xlstm", "qwen3_5_text",
     ],
 )  # fmt: skip
 def test_recurrent_and_hybrid_families_are_refused(family: str) -> None:
@@ -47,12 +53,12 @@ def test_families_off_the_attention_interface_are_refused(family: str) -> None:
     assert "does not go through the attention interface" in _refusal(family)
 
 
-@pytest.mark.parametrize("family", ["t5", "bart"])
+@pytest.mark.parametrize("family", ["t5", "bart", "pegasus", "whisper"])
 def test_encoder_decoders_are_refused(family: str) -> None:
     assert "encoder-decoder" in _refusal(family)
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_vl", "gemma3", "phi4_multimodal"])
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl", "gemma3", "gemma4", "llama4", "mllama", "phi4_multimodal"])
 def test_multimodal_models_are_refused_by_their_part(family: str) -> None:
     assert "vision_config" in _refusal(family)
 
@@ -73,8 +79,11 @@ def test_quantised_weights_are_refused_by_their_method() -> None:
     assert "quantised (gptq)" in _refusal("llama", quantization_config={"quant_method": "gptq", "bits": 4})
 
 
-def test_layers_of_an_unknown_kind_are_refused_by_name() -> None:
-    assert "chunked_attention" in _refusal("llama4_text")
+@pytest.mark.parametrize(
+    ("family", "kind"), [("llama4_text", "chunked_attention"), ("deepseek_v32", "indexed_attention")]
+)
+def test_layers_of_an_unknown_kind_are_refused_by_name(family: str, kind: str) -> None:
+    assert kind in _refusal(family)
 
 
 @pytest.mark.parametrize("family", ["qwen2_moe", "phimoe"])
@@ -116,7 +125,6 @@ def test_bert_as_a_decoder_passes() -> None:
     [
         ("llama", {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
         ("llama", {"type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
-        ("phi3", {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0] * 48, "rope_theta": 1e4}),
         (
             "gemma3_text",
             {
@@ -128,6 +136,18 @@ def test_bert_as_a_decoder_passes() -> None:
 )
 def test_rope_that_depends_on_the_batch_is_refused(family: str, rope: dict[str, Any]) -> None:
     assert "looks at the longest position of the batch" in _refusal(family, rope_parameters=rope)
+
+
+_LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0] * 48, "rope_theta": 1e4}
+
+
+def test_longrope_passes_where_its_factors_can_be_fixed() -> None:
+    _passes("phi3", rope_parameters=_LONGROPE)
+
+
+def test_longrope_with_a_scale_that_looks_at_the_batch_is_refused() -> None:
+    scaled = {**_LONGROPE, "short_mscale": 1.0, "long_mscale": 1.2, "original_max_position_embeddings": 4096}
+    assert "(longrope) is scaled by the longest position of the batch" in _refusal("phimoe", rope_parameters=scaled)
 
 
 def test_rope_with_a_fixed_stretch_passes() -> None:

@@ -5,7 +5,8 @@ launch.py    launch parameters from the committed table
 store.py     write K and V to slots
 attention.py the attention kernel over work items
 merge.py     joins the parts of a query
-sample.py    logits to token ids, with the draws of the sampler on the CPU
+uniform.py   Philox draws, the host's bit for bit
+sample.py    logits and draws to token ids, by inverse CDF
 backend.py   TritonBackend: the contract, step by step
 """
 

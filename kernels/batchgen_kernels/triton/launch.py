@@ -1,7 +1,8 @@
 """Launch parameters from the committed table; nothing is tuned while a job runs.
 
-`launch_table.json` is written by scripts/tune_kernels.py on a GPU. A row may leave keys out, which then match anything;
-the row that names most of a launch's keys wins, so one measured row stands before the broad ones chosen by hand.
+The rows of `launch_table.json` are chosen by hand; `measured` is null where no GPU has timed one. A row may leave keys
+out, which then match anything; the row that names most of a launch's keys wins, so one measured row stands before the
+broad ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The scripts about kernels run without a GPU."""
+"""The script that writes the launch table walks through its work without a GPU."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ def run_script(name: str, *options: str) -> str:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def test_kernels_compile_without_spills_on_sm_90() -> None:
-    lines = run_script("compile_kernels.py", "--arch", "sm_90").splitlines()[2:]
-    assert [line.split()[0] for line in lines] == ["store", "merge", "sample", "decode", "shared", "prefill"]
 
 
 def test_tuning_walks_through_every_regime_and_writes_nothing() -> None:

@@ -1,0 +1,203 @@
+"""verify_run: rows of a finished run again, each alone and cold, against what was written. Writes nothing.
+
+The job is the one in the run's own `job.yaml`; the rows go through the same pass 1 and the same engine, one at a time,
+without a prefix cache and with the reference attention.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from batchgen.engine.request import Request
+from batchgen.errors import OutputError
+from batchgen.io.folder import OutputFolder
+from batchgen.io.readers import open_input
+from batchgen.job.export import refuse_other_input
+from batchgen.job.generate import Generation, prepare_generation
+from batchgen.job.load import Job
+from batchgen.job.run_state import read_earlier
+from batchgen.job.target import inspect_target
+from batchgen.job.tokenise import TokenisedRows, row_encoder, tokenise
+from batchgen.job_spec import InputSpec, JobSpec
+from batchgen.plan.token_store import Positions, TokenStore
+from batchgen.stats.artifact import read_artifact
+from batchgen.stats.stopwatch import Stopwatch
+
+TIE = 1e-3  # logits closer than this are decided by rounding, in float32
+
+_ALONE = {"max_num_seqs": 1, "prefix_cache": False, "order": "input", "attention": "torch", "num_blocks": None}
+
+
+class Difference(NamedTuple):
+    """A completion that came out otherwise."""
+
+    row_index: int
+    sample_index: int
+    token: int  # the first that differs
+    written: str  # the completion's end from there on, and why it ended
+    alone: str
+    gap: float  # between the model's two best logits there
+    is_tie: bool  # a greedy row, and the gap is below TIE
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What came of it."""
+
+    num_rows: int
+    num_samples: int
+    dtype: str
+    differences: list[Difference]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all completions are the same but for ties."""
+        return all(difference.is_tie for difference in self.differences)
+
+    def lines(self) -> Iterator[str]:
+        """For people; the last line has the figures."""
+        for each in self.differences:
+            kind = "a tie" if each.is_tie else "different"
+            yield (
+                f"row {each.row_index}, sample {each.sample_index}: {kind} at token {each.token}, "
+                f"gap of the two best logits {each.gap:.5f}: written {each.written}, alone {each.alone}"
+            )
+        if self.differences and self.dtype != "float32":
+            yield f"computed in {self.dtype}, where rounding depends on what else is in the batch; see docs/verify.md"
+        num_ties = sum(each.is_tie for each in self.differences)
+        num_same, num_other = self.num_samples - len(self.differences), len(self.differences) - num_ties
+        yield f"rows={self.num_rows} same={num_same} ties={num_ties} different={num_other}"
+
+
+class _Written(NamedTuple):
+    """What a run wrote of one sample."""
+
+    completion: str | None
+    finish_reason: str
+    token_ids: list[int] | None
+
+
+def verify_run(path: str, *, num_rows: int, dtype: str | None = None, quiet: bool = False) -> Verification:
+    """Run up to `num_rows` good rows, evenly spread, of the finished run in a folder again.
+
+    Raises OutputError where there is none, InputError where its input is not as it was, and what a run raises.
+    """
+    folder = OutputFolder(path)
+    job = _job_alone(read_artifact(folder.path).job, folder, dtype)
+    earlier = read_earlier(folder)
+    if earlier is None:
+        raise OutputError(f"{folder.path}: its job.yaml does not say what the run was")
+    source = open_input(job.spec.input)
+    refuse_other_input(source, earlier.state, "only a run whose input is unchanged can be verified")
+    target = inspect_target(job)
+    encoder = row_encoder(target, job.spec.input, earlier.state.now)
+    written = _read_written(folder, job.spec.output.prefix)
+    chosen = _Chosen({row_index for row_index, _ in written}, num_rows)
+    with tempfile.TemporaryDirectory(prefix="batchgen-verify-") as scratch:
+        rows = tokenise(source, encoder, target, chosen, TokenStore(Path(scratch) / "tokens.bin"), quiet=quiet)
+        _ask_for_gaps(rows)
+        generation = prepare_generation(job, target, rows, chosen, Stopwatch())
+        found = [] if generation is None else list(_compare(generation, written))
+    differences = sorted(difference for difference in found if difference is not None)
+    return Verification(chosen.num_rows, len(found), str(target.info.dtype).removeprefix("torch."), differences)
+
+
+def _job_alone(document: Mapping[str, Any], folder: OutputFolder, dtype: str | None) -> Job:
+    """The job of a run, every value given, for rows alone."""
+    values = {**document["job"], "engine": {**document["job"]["engine"], **_ALONE}}
+    if dtype is not None:
+        values["model"] = {**values["model"], "dtype": dtype}
+    sources = {f"{name}.{key}": "job" for name in ("sampling", "engine") for key in values[name]}
+    return Job(JobSpec.model_validate(values), sources, Path(str(folder.job_yaml)))
+
+
+class _Chosen:
+    """Which rows run: good ones of the run, evenly spread. Bad rows of the input are none of them."""
+
+    def __init__(self, good: set[int], num_rows: int) -> None:
+        self._good = good
+        self._most = num_rows
+        self.num_rows = 0
+
+    def left(self, row_indices: array[int]) -> Positions:
+        """Their positions among the rows that were tokenised."""
+        good = np.flatnonzero(np.isin(np.frombuffer(row_indices, np.int64), list(self._good)))
+        self.num_rows = min(self._most, len(good))
+        return good[np.linspace(0, len(good) - 1, self.num_rows).round().astype(np.int64)]
+
+    def fail(self, row_index: int, error: str, prompt_tokens: int | None = None) -> None:
+        """Rows that failed in the run fail here again; of one that did not, nothing is compared."""
+
+
+def _ask_for_gaps(rows: TokenisedRows) -> None:
+    distinct = rows.sampling.distinct
+    distinct[:] = [replace(params, logprobs=max(params.logprobs or 0, 2)) for params in distinct]
+
+
+def _read_written(folder: OutputFolder, prefix: str) -> dict[tuple[int, int], _Written]:
+    """What the run wrote of all rows that did not fail, by row and sample."""
+    column = f"{prefix}completion"
+    parts = open_input(InputSpec(path=str(folder.completions), text=column))
+    for _ in parts.read_row_batches():
+        pass  # the types of JSON lines are known only now
+    written: dict[tuple[int, int], _Written] = {}
+    row_index = -1
+    for batch in parts.read_batches():
+        for row in batch.to_pylist():
+            sample = row[f"{prefix}sample_index"]
+            row_index += sample == 0
+            if row[f"{prefix}finish_reason"] != "error":
+                ids = row.get(f"{prefix}completion_token_ids")
+                written[row_index, sample] = _Written(row[column], row[f"{prefix}finish_reason"], ids)
+    return written
+
+
+def _compare(generation: Generation, written: Mapping[tuple[int, int], _Written]) -> Iterator[Difference | None]:
+    """For every sample that was run again: None where it is the same."""
+    for finished in generation.engine.run(generation.requests()):
+        for request in finished:
+            before = written.get((request.row_index, request.sample_index))
+            if before is not None:
+                yield _difference(request, before, generation)
+
+
+def _difference(request: Request, before: _Written, generation: Generation) -> Difference | None:
+    output = generation.outputs.of(request)
+    is_same_ids = before.token_ids is None or before.token_ids == request.output_token_ids
+    if is_same_ids and (before.completion, before.finish_reason) == (output.completion, output.finish_reason.value):
+        return None
+
+    def text(stop: int) -> str:
+        return generation.outputs.decode(request, stop)
+
+    ids = request.output_token_ids
+    token = min(_num_equal(ids, before, text), max(len(ids) - 1, 0))
+    best = request.output_logprobs[token].top[:2] if ids else ()
+    gap = best[0][1] - best[1][1] if len(best) == 2 else float("nan")
+    start = len(text(token))
+    return Difference(
+        request.row_index,
+        request.sample_index,
+        token,
+        f"{(before.completion or '')[start : start + 40]!r} ({before.finish_reason})",
+        f"{(output.completion or '')[start : start + 40]!r} ({output.finish_reason.value})",
+        gap,
+        is_tie=request.params.is_greedy and gap < TIE,
+    )
+
+
+def _num_equal(ids: Sequence[int], before: _Written, text: Any) -> int:
+    """How many leading tokens are the written ones; without ids: after how many the text still begins the written."""
+    if before.token_ids is not None:
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, before.token_ids, strict=False)))
+    completion = before.completion or ""
+    beginnings = takewhile(lambda stop: completion.startswith(text(stop).rstrip("\ufffd")), range(1, len(ids) + 1))
+    return sum(1 for _ in beginnings)

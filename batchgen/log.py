@@ -1,0 +1,51 @@
+"""The log on stderr: words for people, or one JSON object a line for programs. Knows formats; knows no event.
+
+A record may carry an event's name and fields (`extra=event(...)`). docs/logging.md lists them all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import click
+
+LogFormat = Literal["text", "json"]
+
+
+def event(name: str, **fields: Any) -> dict[str, Any]:
+    """What a record's `extra` must be for programs to know it by name; every field is a JSON value."""
+    return {"event": name, "fields": fields}
+
+
+def log_to_stderr(level: int, format: LogFormat = "text") -> None:
+    """From now on records of batchgen from `level` on go to stderr, in this format."""
+    handler = _EchoHandler()
+    handler.setFormatter(_JsonFormatter() if format == "json" else _TextFormatter("batchgen: %(message)s"))
+    logger = logging.getLogger("batchgen")
+    logger.handlers = [handler]
+    logger.setLevel(level)
+
+
+class _EchoHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(self.format(record), err=True)
+
+
+class _TextFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        """An error says itself where it comes from."""
+        return record.getMessage() if record.levelno >= logging.ERROR else super().format(record)
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        values = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "event": getattr(record, "event", "message"),
+            "message": record.getMessage(),
+        }
+        return json.dumps({**values, **getattr(record, "fields", {})})

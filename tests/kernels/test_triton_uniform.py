@@ -1,0 +1,21 @@
+"""The device's draws in Triton's interpreter are the host generator's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from batchgen.engine import philox
+from batchgen_kernels.triton.uniform import uniform
+
+
+@pytest.mark.parametrize("count", [1, 128, 300])
+def test_draws_are_the_hosts_bit_for_bit(count: int) -> None:
+    generator = np.random.default_rng(7)
+    keys = generator.integers(0, 2**64, count, dtype=np.uint64)
+    keys[0] = 2**64 - 1
+    positions = generator.integers(0, 2**32, count, dtype=np.uint64)
+    samples = generator.integers(0, 2**20, count, dtype=np.uint64)
+    tensors = [torch.from_numpy(words.view(np.int64)) for words in (keys, positions, samples)]
+    np.testing.assert_array_equal(uniform(*tensors).numpy(), philox.uniform(keys, positions, samples))
