@@ -30,6 +30,7 @@ from triton.compiler import ASTSource
 from batchgen_kernels.triton.attention import attention_kernel, tile_of
 from batchgen_kernels.triton.launch import REGIMES, Launch, LaunchKey, launches, table_rows
 from batchgen_kernels.triton.merge import merge_kernel
+from batchgen_kernels.triton.sample import sample_kernel
 from batchgen_kernels.triton.store import store_kernel
 from batchgen_kernels.triton.uniform import uniform_kernel
 from batchgen_kernels.triton.work import ITEM_FIELDS
@@ -37,6 +38,8 @@ from batchgen_kernels.triton.work import ITEM_FIELDS
 ARCHS = ("sm_80", "sm_90", "sm_100")
 _POINTER = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32"}
 _HEADS_PER_KV, _NUM_KV_HEADS, _BLOCK_SIZE = 4, 8, 16
+_ALIGNED_STRIDES = {"query_stride", "head_stride"}
+_ALIGNED_STRIDES |= {"key_token_stride", "key_head_stride", "value_token_stride", "value_head_stride"}
 _SPECIAL = ("HAS_SOFT_CAP", "HAS_WINDOW", "HAS_SINKS")
 
 
@@ -143,6 +146,9 @@ def simple_builds(arch: str) -> Iterator[Build]:
     yield Build("merge bfloat16 128", arch, merge_kernel, types, {"VALUE_SIZE": 128, "VALUE_TILE": 128}, 1, 1)
     types = dict.fromkeys(("keys_ptr", "positions_ptr", "samples_ptr", "bits_ptr"), "*i64") | {"count": "i32"}
     yield Build("uniform", arch, uniform_kernel, types, {"TILE": 128}, 4, 1)
+    types = dict.fromkeys(("logits_ptr", "temperatures_ptr", "least_ptr"), "*fp32")
+    types |= {"draws_ptr": "*fp64", "tokens_ptr": "*i64", "vocab": "i32", "row_stride": "i32"}
+    yield Build("sample", arch, sample_kernel, types, {"TILE": 2048}, 8, 3)
 
 
 def compile_kernel(build: Build) -> Needs:
@@ -150,10 +156,8 @@ def compile_kernel(build: Build) -> Needs:
     names = build.kernel.arg_names
     assert set(names) == {*build.types, *build.constants}, f"{build.label}: the kernel's arguments are {names}"
     signature = {name: build.types.get(name, "constexpr") for name in names}
-    is_aligned = [kind.startswith("*") or "query_stride" in name for name, kind in signature.items()]
-    aligned = {
-        (i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if is_aligned[i] or name == "head_stride"
-    }
+    is_aligned = {name for name, kind in signature.items() if kind.startswith("*")} | _ALIGNED_STRIDES
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in is_aligned}
     compiled = triton.compile(
         ASTSource(build.kernel, signature, dict(build.constants), aligned),
         target=GPUTarget("cuda", int(build.arch.removeprefix("sm_")), 32),

@@ -9,3 +9,6 @@ say "ruff check" && python -m ruff check .
 say "ruff format --check" && python -m ruff format --check .
 say "mypy" && python -m mypy
 say "pytest" && python -m pytest "$@"
+if [[ "$(uname)" == Linux ]]; then # elsewhere there is no Triton
+    say "compile kernels" && PYTHONPATH=kernels python scripts/compile_kernels.py
+fi

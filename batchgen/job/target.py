@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +12,7 @@ from batchgen.errors import SpecError
 from batchgen.job.load import Job
 from batchgen.job.resolve import Setting, resolve_sampling
 from batchgen.job.token_values import TokenValues
-from batchgen.models.attention import IMPLEMENTATION, has_triton, is_triton_interpreted
+from batchgen.models.attention import IMPLEMENTATION, MAX_TRITON_HEAD_SIZE, has_triton, is_triton_interpreted
 from batchgen.models.device import choose_device
 from batchgen.models.load import ModelInfo, build_meta_model, inspect_model
 from batchgen.models.probe import AttentionLayer, probe_attention
@@ -63,7 +64,7 @@ def inspect_target(job: Job) -> Target:
         log.info("sampling.max_tokens is not set: a completion may grow up to the context limit of %d", max_model_len)
     max_num_seqs = spec.engine.max_num_seqs or _MAX_NUM_SEQS[device.type]
     max_batched_tokens = spec.engine.max_batched_tokens or _MAX_BATCHED_TOKENS[device.type]
-    attention = _attention(job, device, info.dtype)
+    attention = _attention(job, device, info, layers)
     chosen = {
         "device": str(device),
         "max_model_len": max_model_len,
@@ -97,24 +98,26 @@ def _max_model_len(job: Job, info: ModelInfo) -> int:
     return wanted or info.max_model_len
 
 
-def _attention(job: Job, device: torch.device, dtype: torch.dtype) -> str:
+def _attention(job: Job, device: torch.device, info: ModelInfo, layers: Sequence[AttentionLayer]) -> str:
     wanted = job.spec.engine.attention
     if wanted == "auto":
-        return "cpu" if device.type == "cpu" else "triton" if has_triton() else "torch"
-    if wanted == "triton":
-        _refuse_without_triton(job, device, dtype)
+        return "cpu" if device.type == "cpu" else "torch" if _why_no_triton(device, info, layers) else "triton"
+    if wanted == "triton" and (reason := _why_no_triton(device, info, layers)):
+        raise SpecError([f"{job.path}: engine.attention: triton {reason}"])
     if wanted == "cpu" and device.type != "cpu":
         raise SpecError([f"{job.path}: engine.attention: cpu does not run on {device}; use auto or torch"])
     return wanted
 
 
-def _refuse_without_triton(job: Job, device: torch.device, dtype: torch.dtype) -> None:
-    where = f"{job.path}: engine.attention: triton"
+def _why_no_triton(device: torch.device, info: ModelInfo, layers: Sequence[AttentionLayer]) -> str | None:
+    """What keeps the Triton kernels from running this model here, as the end of a sentence; None: nothing."""
     if not has_triton():
-        raise SpecError([f"{where} needs the package triton, which is not installed here; use auto or torch"])
+        return "needs the package triton, which is not installed here; use auto or torch"
     if device.type == "cpu" and not is_triton_interpreted():
-        raise SpecError(
-            [f"{where} runs on a GPU; use auto or cpu here, or set TRITON_INTERPRET=1 to debug its kernels"]
-        )
-    if device.type == "cpu" and dtype == torch.bfloat16:
-        raise SpecError([f"{where}: Triton's interpreter computes bfloat16 wrongly; set model.dtype: float32"])
+        return "runs on a GPU; use auto or cpu here, or set TRITON_INTERPRET=1 to debug its kernels"
+    if device.type == "cpu" and info.dtype == torch.bfloat16:
+        return "is computed wrongly in bfloat16 by Triton's interpreter; set model.dtype: float32"
+    head_size = max(max(layer.key_head_size, layer.value_head_size) for layer in layers)
+    if head_size > MAX_TRITON_HEAD_SIZE:
+        return f"holds heads of up to {MAX_TRITON_HEAD_SIZE}, and this model's are {head_size} wide; use auto or torch"
+    return None

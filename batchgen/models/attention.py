@@ -41,6 +41,9 @@ IMPLEMENTATION = "batchgen"
 _HANDLE = "_batchgen_attend"
 
 
+MAX_TRITON_HEAD_SIZE = 256  # for which the launch table has parameters
+
+
 def has_triton() -> bool:
     """Whether Triton is installed; there are builds for Linux only."""
     return find_spec("triton") is not None

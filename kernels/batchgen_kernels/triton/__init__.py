@@ -6,6 +6,7 @@ store.py     write K and V to slots
 attention.py the attention kernel over work items
 merge.py     joins the parts of a query
 uniform.py   Philox draws, the host's bit for bit
+sample.py    logits and draws to token ids, by inverse CDF
 backend.py   TritonBackend: the contract, step by step
 """
 

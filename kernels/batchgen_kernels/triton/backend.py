@@ -7,6 +7,7 @@ back. The grids come from the capacity of the lists, not from their contents, so
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from batchgen_kernels.triton.work import ITEM_FIELDS, Capacity, Tiling, Work, pl
 _INTERPRETER_SMS = 4
 
 
-class _Shape(NamedTuple):
+class LayerShape(NamedTuple):
     """A layer as planning sees it. Most models have one shape in all layers."""
 
     num_heads: int
@@ -36,7 +37,7 @@ class _Shape(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _DeviceWork:
+class DeviceWork:
     """A `Work` on the device, with room for `capacity`; views of one buffer, so that one copy brings it there."""
 
     capacity: Capacity
@@ -47,7 +48,7 @@ class _DeviceWork:
     merged_tokens: Tensor
 
     @classmethod
-    def allocate(cls, capacity: Capacity, device: torch.device) -> _DeviceWork:
+    def allocate(cls, capacity: Capacity, device: torch.device) -> DeviceWork:
         sizes = _section_sizes(capacity)
         buffer = torch.empty(sum(sizes), dtype=torch.int32, device=device)
         decode, shared, prefill, positions, partial_starts, merged = torch.split(buffer, sizes)
@@ -94,13 +95,13 @@ class Prepared:
     block_tables: Tensor
     min_saved_bytes: float | None
     capacity: Capacity | None = None  # None: as much as the step needs
-    work: dict[_Shape, _DeviceWork] = field(default_factory=dict)
+    work: dict[LayerShape, DeviceWork] = field(default_factory=dict)
 
-    def work_of(self, shape: _Shape) -> _DeviceWork:
+    def work_of(self, shape: LayerShape) -> DeviceWork:
         """The work of layers of this shape."""
         if shape not in self.work:
             plan = self._plan(shape)
-            self.work[shape] = _DeviceWork.allocate(self.capacity or plan.size, self.slot_mapping.device)
+            self.work[shape] = DeviceWork.allocate(self.capacity or plan.size, self.slot_mapping.device)
             self.work[shape].write(plan)
         return self.work[shape]
 
@@ -114,8 +115,9 @@ class Prepared:
         for shape, work in self.work.items():
             work.write(self._plan(shape))
 
-    def _plan(self, shape: _Shape) -> Work:
-        return plan_work(self.step, _tiling(shape, self.slot_mapping.device, self.min_saved_bytes))
+    def _plan(self, shape: LayerShape) -> Work:
+        device = self.slot_mapping.device
+        return plan_work(self.step, tiling_of(shape, _launches(shape, device), device, self.min_saved_bytes))
 
 
 class TritonBackend:
@@ -168,22 +170,25 @@ class TritonBackend:
         return output
 
 
-def _shape(query: Tensor, cache: LayerCache) -> _Shape:
+def _shape(query: Tensor, cache: LayerCache) -> LayerShape:
     _, num_kv_heads, block_size, key_size = cache.key.shape
-    return _Shape(query.shape[1], num_kv_heads, key_size, cache.value.shape[-1], query.dtype, block_size)
+    return LayerShape(query.shape[1], num_kv_heads, key_size, cache.value.shape[-1], query.dtype, block_size)
 
 
-def _launches(shape: _Shape, device: torch.device) -> dict[str, Launch]:
+def _launches(shape: LayerShape, device: torch.device) -> dict[str, Launch]:
     """The table's launches, their tiles high enough for the heads of one query."""
     head_size, heads_per_kv = max(shape.key_size, shape.value_size), shape.num_heads // shape.num_kv_heads
     key = LaunchKey(arch_of(device), head_size, heads_per_kv, str(shape.dtype).removeprefix("torch."), shape.block_size)
     return launches(key)
 
 
-def _tiling(shape: _Shape, device: torch.device, min_saved_bytes: float | None) -> Tiling:
+def tiling_of(
+    shape: LayerShape, regimes: Mapping[str, Launch], device: torch.device, min_saved_bytes: float | None
+) -> Tiling:
+    """How steps are cut for layers of this shape by the launches of the regimes."""
     known = constants(arch_of(device))
     heads_per_kv = shape.num_heads // shape.num_kv_heads
-    queries = {regime: launch.block_m // heads_per_kv for regime, launch in _launches(shape, device).items()}
+    queries = {regime: launch.block_m // heads_per_kv for regime, launch in regimes.items()}
     num_programs = _num_sms(device) * known.programs_per_sm
     return Tiling(
         decode_queries=queries["decode"],

@@ -75,6 +75,7 @@ def store_kv(key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> No
     assert key.stride(-1) == value.stride(-1) == 1, f"{key.stride()} {value.stride()}"
     assert cache.key.is_contiguous(), cache.key.stride()
     assert cache.value.is_contiguous(), cache.value.stride()
+    assert len(key) == len(value) == len(slots), f"{len(key)} and {len(value)} tokens into {len(slots)} slots"
     assert key.shape[1:] == (num_heads, key_size), f"{key.shape} into {cache.key.shape}"
     store_kernel[(len(slots),)](
         key, value, cache.key, cache.value, slots, *key.stride()[:2], *value.stride()[:2],

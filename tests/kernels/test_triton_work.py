@@ -1,0 +1,96 @@
+"""A step as work items: which queries, which tokens, which part. Sizes to check by hand."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from batchgen_kernels import AttentionStep, BlockGroup
+from batchgen_kernels.triton.work import ONLY_PART, Tiling, Work, plan_work
+
+# Tiles of 2 decode queries, 4 shared ones and 4 prefill ones; pieces of at least 16 tokens.
+TILING = Tiling(
+    decode_queries=2,
+    shared_queries=4,
+    prefill_queries=4,
+    min_split=16,
+    num_items=1,
+    token_bytes=10,
+    partial_bytes=1,
+    min_saved_bytes=0,
+)
+
+
+def work_of(rows: list[tuple[int, int]], groups: tuple[BlockGroup, ...] = (), tiling: Tiling = TILING) -> Work:
+    """`rows` are (queries, tokens before them); blocks hold 8 tokens."""
+    starts = [sum(queries for queries, _ in rows[:row]) for row in range(len(rows) + 1)]
+    lens = [queries + before for queries, before in rows]
+    nothing = torch.empty(0, dtype=torch.int64)
+    return plan_work(AttentionStep(nothing, nothing, starts, lens, groups, 8), tiling)
+
+
+def fields(items: object) -> list[list[int]]:
+    """first query, queries, table row, low, high, part of each item."""
+    return items[:, :6].tolist()  # type: ignore[index, no-any-return]
+
+
+def test_a_short_row_is_one_item_without_a_partial() -> None:
+    work = work_of([(1, 6)])
+    assert fields(work.decode) == [[0, 1, 0, 0, 7, ONLY_PART]]
+    assert work.merged_tokens.tolist() == []
+    assert work.size.partials == 0
+
+
+def test_prefill_is_cut_into_tiles_that_end_at_their_last_query_longest_first() -> None:
+    work = work_of([(6, 10)])
+    assert fields(work.prefill) == [[4, 2, 0, 0, 16, ONLY_PART], [0, 4, 0, 0, 14, ONLY_PART]]
+    assert work.positions.tolist() == [10, 11, 12, 13, 14, 15]
+
+
+def test_a_row_longer_than_its_share_is_split() -> None:
+    work = work_of([(1, 39), (1, 3)], tiling=TILING._replace(num_items=3))
+    assert fields(work.decode) == [
+        [0, 1, 0, 0, 16, 0],
+        [0, 1, 0, 16, 32, 1],
+        [0, 1, 0, 32, 40, 2],
+        [1, 1, 1, 0, 4, ONLY_PART],
+    ]
+    assert work.partial_starts.tolist() == [0, 3, 3]
+    assert work.merged_tokens.tolist() == [0]
+
+
+GROUP = BlockGroup(1, 4, 2)
+
+
+def test_a_group_reads_its_blocks_once_and_its_rows_the_rest() -> None:
+    work = work_of([(1, 3), (1, 16), (1, 20), (1, 18)], (GROUP,), TILING._replace(min_saved_bytes=200))
+    assert fields(work.shared) == [[1, 3, 1, 0, 16, 0]]
+    assert fields(work.decode) == [
+        [2, 1, 2, 16, 21, 1],
+        [0, 1, 0, 0, 4, ONLY_PART],
+        [3, 1, 3, 16, 19, 1],
+        [1, 1, 1, 16, 17, 1],
+    ]
+    assert work.partial_starts.tolist() == [0, 0, 2, 4, 6]
+    assert work.merged_tokens.tolist() == [1, 2, 3]
+
+
+def test_the_gate_compares_reads_saved_with_partials_and_launches() -> None:
+    """Two of three reads of 16 tokens of 10 bytes are saved: 320; 3 queries write and read 2 parts of 1 byte: 12."""
+    rows = [(1, 3), (1, 16), (1, 20), (1, 18)]
+    for threshold, pays in ((307, True), (308, False), (math.inf, False), (-math.inf, True)):
+        assert bool(len(work_of(rows, (GROUP,), TILING._replace(min_saved_bytes=threshold)).shared)) == pays
+
+
+def test_groups_that_pay_together_pay_the_launch_once() -> None:
+    rows = [(1, 16)] * 4
+    groups = (BlockGroup(0, 2, 2), BlockGroup(2, 4, 2))
+    for threshold, num_shared in ((303, 2), (304, 0)):  # each saves 160 - 8
+        assert len(work_of(rows, groups, TILING._replace(min_saved_bytes=threshold)).shared) == num_shared
+
+
+def test_prefill_rows_of_a_group_read_their_whole_context() -> None:
+    work = work_of([(1, 16), (1, 16), (3, 16), (1, 16)], (BlockGroup(0, 4, 2),))
+    assert fields(work.prefill) == [[2, 3, 2, 0, 19, ONLY_PART]]
+    assert fields(work.shared) == [[0, 2, 0, 0, 16, 0]]  # the row behind the prefill shares with nobody

@@ -1,0 +1,25 @@
+"""The script that writes the launch table walks through its work without a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_script(name: str, *options: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "kernels")}
+    command = [sys.executable, str(ROOT / "scripts" / name), *options]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_tuning_walks_through_every_regime_and_writes_nothing() -> None:
+    table = ROOT / "kernels/batchgen_kernels/triton/launch_table.json"
+    before = table.read_bytes()
+    assert len(run_script("tune_kernels.py", "--dry-run", "--head-size", "16").splitlines()) == 3
+    assert table.read_bytes() == before
