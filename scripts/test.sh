@@ -9,7 +9,8 @@ say "ruff check" && python -m ruff check .
 say "ruff format --check" && python -m ruff format --check .
 say "mypy" && python -m mypy
 # The models of the tests are tiny: threads that wait for each other cost more than they give.
-say "pytest" && OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" python -m pytest "$@"
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" NUMBA_NUM_THREADS="${NUMBA_NUM_THREADS:-1}"
+say "pytest" && python -m pytest "$@"
 if [[ "$(uname)" == Linux ]]; then # elsewhere there is no Triton
     say "compile kernels" && PYTHONPATH=kernels python scripts/compile_kernels.py
 fi
