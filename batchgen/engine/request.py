@@ -62,8 +62,8 @@ class Request:
     max_tokens: int  # most tokens that may be generated: by params.max_tokens and by the context limit
     # Leading tokens this prompt has in common with the next one in visiting order; None: no order is known, keep all.
     shared_with_next: int | None = None
-    hit_ceiling: int = 0  # the row's share of the job's hit ceiling, and of its unique tokens; see plan/plan.py
-    num_unique_tokens: int = 0
+    hit_ceiling: int = 0  # prompt tokens that an endless cache would find after the rows before it
+    num_unique_tokens: int = 0  # prompt tokens that no row before it has
     num_seen_tokens: int | None = None  # leading tokens that a prompt visited before has too; None: not known
     group: int | None = None  # the prefix group it is counted in
     end_token_ids: frozenset[int] = frozenset()  # any of these ends the completion and is no part of its text

@@ -119,24 +119,32 @@ class Generation:
 
     def _request(self, place: int, params: SamplingParams, sample: int) -> Request:
         rows, plan, position = self.rows, self.plan, self.plan.order[place]
+        token_ids, num_seen = rows.store[position], int(plan.seen[place])
+        num_findable = num_seen if self.engine.scheduler.cache.enabled else 0
         ends = params.stop_token_ids | (frozenset() if params.ignore_eos else self.target.info.eos_token_ids)
         grammars, form = self.target.token_values.grammars, params.structured
         return Request(
             row_index=rows.row_indices[position],
-            prompt_token_ids=rows.store[position],
+            prompt_token_ids=token_ids,
             params=params,
             draw_key=rows.draw_key(position),
             max_tokens=int(rows.max_tokens[position]),
             shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[place]),
-            hit_ceiling=int(plan.row_ceiling[place]),
-            num_unique_tokens=int(plan.row_unique[place]),
-            num_seen_tokens=int(plan.seen[place]) if self.engine.scheduler.cache.enabled else 0,
+            hit_ceiling=self._hit_ceiling(len(token_ids), num_findable, params),
+            num_unique_tokens=len(token_ids) - num_seen,
+            num_seen_tokens=num_findable,
             group=self.groups.of(position),
             end_token_ids=ends,
             stop_condition=self.outputs.stop_condition(params),
             constraint=None if form is None else grammars.constraint(form, ends),
             sample_index=sample,
         )
+
+    def _hit_ceiling(self, num_prompt: int, num_seen: int, params: SamplingParams) -> int:
+        """What `plan.limits.num_hit_blocks` says of one row, in tokens; in prefix order they add up to the plan's."""
+        size = self.engine.scheduler.cache.block_size
+        num_blocks = min(num_seen // size, (num_prompt - 1) // size)
+        return 0 if params.prompt_logprobs is not None else num_blocks * size
 
 
 class RowsToRun(BadRows, Protocol):

@@ -13,6 +13,13 @@ import torch
 from batchgen.errors import ModelError
 
 _BF16_CAPABILITIES = ("avx512_bf16", "amx_bf16", "bf16")  # the last one is ARM's name
+_OUT_OF_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
@@ -116,9 +123,10 @@ def _room(folder: Path, hierarchy: _Hierarchy) -> int | None:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether torch says with it that an allocation failed: on a GPU by its type, on a CPU in words only."""
-    is_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
-    return is_cpu or isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    """Whether torch says with it that an allocation failed: by its type, or of a CPU or a library in words."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def release_freed_memory(device: torch.device) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from batchgen.plan.limits import hit_ceiling, num_blocks_needed, num_hit_blocks, tail_waste
+from batchgen.plan.limits import hit_ceiling, num_blocks_needed, tail_waste
 from batchgen.plan.order import Order, lexicographic_order, visiting_order
 from batchgen.plan.seen import seen_lengths
 from batchgen.plan.token_store import Lengths, PackedTokens, Positions
@@ -25,10 +25,6 @@ class Plan:
     # For every place of `order` the leading tokens shared with the next; None for `order: input`: nothing is known.
     shared_with_next: Lengths | None
     seen: Lengths  # for every place of `order` the leading tokens shared with any prompt visited before
-    # For every place of `order` what its row adds to the two sums below, when each row is compared with the one before
-    # it in lexicographic order.
-    row_ceiling: Lengths
-    row_unique: Lengths
     num_prompt_tokens: int
     num_unique_tokens: int  # nodes of the prefix tree of tokens: what must be computed were blocks of no size
     hit_ceiling: int  # prompt tokens that the best order and an endless cache would find, at this block size
@@ -64,13 +60,8 @@ def make_plan(
     shared_with_next = depth_first.shared if by_prefix else None
     is_scored = np.broadcast_to(scored, len(tokens))
     findable = np.where(is_scored[lexicographic.positions], 0, before) if share else np.zeros_like(before)
-    row_ceiling, row_unique = np.empty((2, len(tokens)), np.int32)
-    row_ceiling[lexicographic.positions] = num_hit_blocks(lengths, findable, block_size) * block_size
-    row_unique[lexicographic.positions] = lengths - before
     return Plan(
         depth_first=depth_first,
-        row_ceiling=row_ceiling[visited],
-        row_unique=row_unique[visited],
         order=visited,
         shared_with_next=shared_with_next,
         seen=seen,

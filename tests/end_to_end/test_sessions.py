@@ -79,3 +79,13 @@ def test_steps_are_noted_with_every_commit(run_tiny: TinyRunner, monkeypatch: py
     stop_after(monkeypatch, None)
     report = run_tiny.run_file(job_file).report
     assert (report["num_resumed_rows"], report["num_output_tokens"], report["num_steps"]) == (5, 8 * 8, 8 * 8)
+
+
+def test_what_rows_could_find_adds_up_to_the_plans_limits(
+    run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows committed by the first session: the second has no plan of its own."""
+    whole = run_tiny(ROWS, model=uniform_model).report
+    report = in_two_sessions(run_tiny, monkeypatch, 8).report
+    for name in ("hit_ceiling", "num_unique_tokens", "num_prompt_tokens"):
+        assert report[name] == whole[name]

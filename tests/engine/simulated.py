@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from hypothesis import strategies as st
 
 from batchgen.engine.assemble import EngineSettings, make_scheduler
 from batchgen.engine.engine import Engine
@@ -13,8 +15,10 @@ from batchgen.engine.request import Request
 from batchgen.engine.step import SchedulerOutput
 from batchgen.plan.order import lexicographic_order, visiting_order
 from batchgen.plan.token_store import PackedTokens
+from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
 from batchgen.stats.counters import RunStats
+from batchgen.stats.prompt_tokens import PromptTokens
 
 Prompts = Sequence[str]
 
@@ -107,3 +111,78 @@ class CheckingRunner(CountingRunner):
 
     def slot(self, request: Request, position: int) -> tuple[int, int]:
         return request.block_table[position // self.block_size], position % self.block_size
+
+
+def random_prompts(max_rows: int = 16) -> st.SearchStrategy[list[str]]:
+    """A few long stems over two letters, cut anywhere and continued: prefixes nest, repeat and end on block borders."""
+    stems = st.lists(st.text("ab", min_size=1, max_size=16), min_size=1, max_size=3)
+    ends = st.lists(
+        st.tuples(st.integers(0, 2), st.integers(1, 16), st.text("ab", max_size=8)), min_size=1, max_size=max_rows
+    )
+    return st.tuples(stems, ends).map(
+        lambda drawn: [drawn[0][stem % len(drawn[0])][:cut] + end for stem, cut, end in drawn[1]]
+    )
+
+
+@dataclass(frozen=True)
+class RandomJob:
+    """Prompts, and an engine for them whose pool is hardly larger than the longest."""
+
+    prompts: list[str]
+    max_tokens: list[int]
+    spare_blocks: int
+    settings: dict[str, int | bool | None]
+
+    @property
+    def block_size(self) -> int:
+        return int(self.settings["block_size"] or 0)
+
+    def engine(self) -> CheckedEngine:
+        longest = -(-max(map(len, self.prompts)) // self.block_size)
+        return make_engine(num_blocks=longest + self.spare_blocks, **self.settings)
+
+    def requests(self) -> list[Request]:
+        requests = make_requests(self.prompts, self.max_tokens, self.block_size)
+        for request in requests:
+            request.group = request.row_index % 3
+            if not self.settings["by_prefix"]:
+                request.shared_with_next = None
+        return requests
+
+
+@st.composite
+def random_jobs(
+    draw: st.DrawFn,
+    *,
+    max_rows: int = 10,
+    most_tokens: int = 12,
+    block_sizes: Sequence[int] = (1, 2, 4, 8),
+    budgets: Sequence[int] = (1, 2, 5, 16, 64),
+    expected_tokens: Sequence[int | None] = (None, 1, 2, 5),
+) -> RandomJob:
+    return RandomJob(
+        prompts=draw(random_prompts(max_rows)),
+        max_tokens=draw(st.lists(st.integers(1, most_tokens), min_size=max_rows, max_size=max_rows)),
+        spare_blocks=draw(st.integers(0, 12)),
+        settings={
+            "block_size": draw(st.sampled_from(block_sizes)),
+            "max_num_seqs": draw(st.integers(1, 10)),
+            "max_batched_tokens": draw(st.sampled_from(budgets)),
+            "expected_tokens": draw(st.sampled_from(expected_tokens)),
+            "by_prefix": draw(st.booleans()),
+            "prefix_cache": draw(st.booleans()),
+        },
+    )
+
+
+def check_accounts(job: RandomJob, engine: Engine, done: Sequence[Request]) -> None:
+    """Nothing is held at the end, and every token that was computed or found is accounted for once."""
+    pool, stats = engine.scheduler.cache.pool, engine.stats
+    assert pool.num_used == 0
+    assert pool.num_idle == 0 or not job.settings["by_prefix"]
+    assert stats.prompt.total == sum(map(len, job.prompts))
+    assert sum((group.prompt for group in stats.groups.values()), PromptTokens()) == stats.prompt
+    if all(request.finish_reason is not FinishReason.ERROR for request in done):
+        later_outputs = sum(len(request.output_token_ids) - 1 for request in done)  # the last is never computed
+        num_computed = stats.prompt.total - stats.prompt.found + stats.num_recomputed_tokens + later_outputs
+        assert stats.num_prefill_tokens + stats.num_decode_tokens == num_computed

@@ -7,8 +7,15 @@ from hypothesis import strategies as st
 
 from batchgen.engine.request import Request
 from batchgen.stats.prompt_tokens import PromptTokens
-from tests.engine.simulated import CheckedEngine, CheckingRunner, finish, make_engine, make_requests
-from tests.engine.test_scheduler import brute_force_ceiling, ends, stems
+from tests.engine.simulated import (
+    CheckedEngine,
+    CheckingRunner,
+    finish,
+    make_engine,
+    make_requests,
+    random_prompts,
+)
+from tests.engine.test_scheduler import brute_force_ceiling
 
 FULL_AND_HALF = ["aaaabbbb", "aaaabbxx"]  # a block and a half
 
@@ -78,16 +85,14 @@ def test_a_full_pool_gives_the_half_shared_block_away_first() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    stems=stems,
-    ends=ends,
+    prompts=random_prompts(),
     block_size=st.sampled_from([2, 4, 8]),
     max_num_seqs=st.integers(1, 8),
     max_batched_tokens=st.sampled_from([1, 3, 8, 64]),
 )
 def test_copies_take_nothing_from_full_blocks(
-    stems: list[str], ends: list[tuple[int, int, str]], block_size: int, max_num_seqs: int, max_batched_tokens: int
+    prompts: list[str], block_size: int, max_num_seqs: int, max_batched_tokens: int
 ) -> None:
-    prompts = [stems[stem % len(stems)][:cut] + end for stem, cut, end in ends]
     engine = make_engine(
         num_blocks=600, block_size=block_size, max_num_seqs=max_num_seqs, max_batched_tokens=max_batched_tokens
     )
@@ -101,12 +106,9 @@ def test_copies_take_nothing_from_full_blocks(
 
 
 @settings(max_examples=200, deadline=None)
-@given(stems=stems, ends=ends, block_size=st.sampled_from([2, 4, 8]))
-def test_one_row_at_a_time_computes_only_what_is_new(
-    stems: list[str], ends: list[tuple[int, int, str]], block_size: int
-) -> None:
+@given(prompts=random_prompts().map(sorted), block_size=st.sampled_from([2, 4, 8]))
+def test_one_row_at_a_time_computes_only_what_is_new(prompts: list[str], block_size: int) -> None:
     """Without rows that run at once every token that the row before has is found, but for a prompt's last one."""
-    prompts = sorted(stems[stem % len(stems)][:cut] + end for stem, cut, end in ends)
     engine = make_engine(num_blocks=600, block_size=block_size, max_num_seqs=1)
     engine.runner = CheckingRunner(block_size)
     requests = make_requests(prompts, [1] * len(prompts), block_size)

@@ -16,8 +16,8 @@ from batchgen.errors import CapacityError
 from batchgen.models.device import is_out_of_memory
 from batchgen.request_output import FinishReason
 from batchgen.stats.prompt_tokens import PromptTokens
-from tests.engine.simulated import CheckedEngine, finish, make_engine, make_requests
-from tests.engine.test_samples import EndingRunner, alone, ends, stems, with_samples
+from tests.engine.simulated import CheckedEngine, RandomJob, finish, make_engine, make_requests, random_jobs
+from tests.engine.test_samples import EndingRunner, alone, with_samples
 
 
 class SmallDevice(EndingRunner):
@@ -108,59 +108,28 @@ def test_torch_says_it_by_type_or_in_words() -> None:
         torch.empty(10**15)
     assert is_out_of_memory(raised.value)
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
 
 
 @settings(max_examples=500, deadline=None)
 @given(
-    stems=stems,
-    ends=ends,
+    job=random_jobs(budgets=(2, 5, 16, 64), expected_tokens=[None]),
     n=st.integers(1, 4),
-    max_tokens=st.lists(st.integers(1, 12), min_size=10, max_size=10),
-    spare_blocks=st.integers(0, 12),
-    block_size=st.sampled_from([1, 2, 4, 8]),
-    max_num_seqs=st.integers(1, 10),
-    max_batched_tokens=st.sampled_from([2, 5, 16, 64]),
-    by_prefix=st.booleans(),
-    prefix_cache=st.booleans(),
     fails_at=st.frozensets(st.integers(1, 40), max_size=6),
 )
-def test_no_answer_changes_and_nothing_wrong_is_read(
-    stems: list[str],
-    ends: list[tuple[int, int, str]],
-    n: int,
-    max_tokens: list[int],
-    spare_blocks: int,
-    block_size: int,
-    max_num_seqs: int,
-    max_batched_tokens: int,
-    by_prefix: bool,
-    prefix_cache: bool,
-    fails_at: frozenset[int],
-) -> None:
-    prompts = [stems[stem % len(stems)][:cut] + end for stem, cut, end in ends]
-    engine = make_engine(
-        num_blocks=-(-max(map(len, prompts)) // block_size) + spare_blocks,
-        block_size=block_size,
-        max_num_seqs=max_num_seqs,
-        max_batched_tokens=max_batched_tokens,
-        by_prefix=by_prefix,
-        prefix_cache=prefix_cache,
-    )
-    engine.runner = SmallDevice(block_size, fails_at)
-    requests = make_requests(prompts, max_tokens, block_size)
-    for request in requests:
-        if not by_prefix:
-            request.shared_with_next = None
-    done = finish(engine, with_samples(requests, n))
+def test_no_answer_changes_and_nothing_wrong_is_read(job: RandomJob, n: int, fails_at: frozenset[int]) -> None:
+    engine = job.engine()
+    engine.runner = SmallDevice(job.block_size, fails_at)
+    done = finish(engine, with_samples(job.requests(), n))
     assert sorted((r.row_index, r.sample_index) for r in done) == [
-        (r, s) for r in range(len(prompts)) for s in range(n)
+        (r, s) for r in range(len(job.prompts)) for s in range(n)
     ]
     for request in done:
         check_answer(request)
     assert engine.scheduler.cache.pool.num_used == 0
-    assert engine.scheduler.cache.pool.num_idle == 0 or not by_prefix
-    assert engine.stats.prompt.total == sum(map(len, prompts))
+    assert engine.scheduler.cache.pool.num_idle == 0 or not job.settings["by_prefix"]
+    assert engine.stats.prompt.total == sum(map(len, job.prompts))
 
 
 def check_answer(request: Request) -> None:

@@ -13,7 +13,16 @@ from batchgen.engine.outcome import Failed, Outcome, Sampled
 from batchgen.engine.request import Request
 from batchgen.request_output import FinishReason
 from batchgen.stats.prompt_tokens import PromptTokens
-from tests.engine.simulated import CheckedEngine, CheckingRunner, finish, make_engine, make_requests
+from tests.engine.simulated import (
+    CheckedEngine,
+    CheckingRunner,
+    RandomJob,
+    check_accounts,
+    finish,
+    make_engine,
+    make_requests,
+    random_jobs,
+)
 
 END = 3
 
@@ -131,70 +140,22 @@ def alone(row: int, sample: int, max_tokens: int) -> list[int]:
     return [END if ends[position] else 200 + sample for position in range(length)]
 
 
-stems = st.lists(st.text("ab", min_size=1, max_size=16), min_size=1, max_size=3)
-ends = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 16), st.text("ab", max_size=8)), min_size=1, max_size=10)
-
-
 @settings(max_examples=600, deadline=None)
 @given(
-    stems=stems,
-    ends=ends,
+    job=random_jobs(),
     n=st.integers(1, 5),
-    max_tokens=st.lists(st.integers(1, 12), min_size=10, max_size=10),
-    spare_blocks=st.integers(0, 12),
-    block_size=st.sampled_from([1, 2, 4, 8]),
-    max_num_seqs=st.integers(1, 10),
-    max_batched_tokens=st.sampled_from([1, 2, 5, 16, 64]),
-    expected_tokens=st.sampled_from([None, 1, 2, 5]),
-    by_prefix=st.booleans(),
-    prefix_cache=st.booleans(),
     broken_rows=st.frozensets(st.integers(0, 9), max_size=2),
 )
-def test_no_sample_and_no_token_is_lost_or_mixed_up(
-    stems: list[str],
-    ends: list[tuple[int, int, str]],
-    n: int,
-    max_tokens: list[int],
-    spare_blocks: int,
-    block_size: int,
-    max_num_seqs: int,
-    max_batched_tokens: int,
-    expected_tokens: int | None,
-    by_prefix: bool,
-    prefix_cache: bool,
-    broken_rows: frozenset[int],
-) -> None:
-    prompts = [stems[stem % len(stems)][:cut] + end for stem, cut, end in ends]
-    engine = make_engine(
-        num_blocks=-(-max(map(len, prompts)) // block_size) + spare_blocks,
-        block_size=block_size,
-        max_num_seqs=max_num_seqs,
-        max_batched_tokens=max_batched_tokens,
-        expected_tokens=expected_tokens,
-        by_prefix=by_prefix,
-        prefix_cache=prefix_cache,
-    )
-    engine.runner = EndingRunner(block_size, broken_rows)
-    requests = make_requests(prompts, max_tokens, block_size)
-    for request in requests:
-        request.group = request.row_index % 3
-        if not by_prefix:
-            request.shared_with_next = None
-    done = finish(engine, with_samples(requests, n))
+def test_no_sample_and_no_token_is_lost_or_mixed_up(job: RandomJob, n: int, broken_rows: frozenset[int]) -> None:
+    engine = job.engine()
+    engine.runner = EndingRunner(job.block_size, broken_rows)
+    done = finish(engine, with_samples(job.requests(), n))
     assert sorted((r.row_index, r.sample_index) for r in done) == [
-        (r, s) for r in range(len(prompts)) for s in range(n)
+        (r, s) for r in range(len(job.prompts)) for s in range(n)
     ]
     for request in done:
         if request.finish_reason is not FinishReason.ERROR:
             assert request.output_token_ids == alone(request.row_index, request.sample_index, request.max_tokens)
         else:
             assert request.row_index in broken_rows or "KV pool" in str(request.error)
-    pool, stats = engine.scheduler.cache.pool, engine.stats
-    assert pool.num_used == 0
-    assert pool.num_idle == 0 or not by_prefix
-    assert stats.prompt.total == sum(map(len, prompts))
-    assert sum((group.prompt for group in stats.groups.values()), PromptTokens()) == stats.prompt
-    if all(request.finish_reason is not FinishReason.ERROR for request in done):
-        later_outputs = sum(len(request.output_token_ids) - 1 for request in done)  # the last is never computed
-        num_computed = stats.prompt.total - stats.prompt.found + stats.num_recomputed_tokens + later_outputs
-        assert stats.num_prefill_tokens + stats.num_decode_tokens == num_computed
+    check_accounts(job, engine, done)

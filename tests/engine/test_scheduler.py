@@ -12,8 +12,17 @@ from batchgen.plan.plan import make_plan
 from batchgen.plan.token_store import PackedTokens
 from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
-from batchgen.stats.prompt_tokens import PromptTokens
-from tests.engine.simulated import CheckingRunner, Prompts, finish, make_engine, make_requests, tokens
+from tests.engine.simulated import (
+    CheckingRunner,
+    Prompts,
+    RandomJob,
+    check_accounts,
+    finish,
+    make_engine,
+    make_requests,
+    random_jobs,
+    tokens,
+)
 
 
 def test_a_prompt_is_cut_by_the_budget_only() -> None:
@@ -156,69 +165,20 @@ def brute_force_ceiling(prompts: Prompts, block_size: int) -> int:
     return block_size * sum(count - max(1, ending.get(node, 0)) for node, count in through.items())
 
 
-# A few long stems over two letters, cut anywhere and continued: prefixes nest, repeat and end on block borders.
-stems = st.lists(st.text("ab", min_size=1, max_size=16), min_size=1, max_size=3)
-ends = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 16), st.text("ab", max_size=8)), min_size=1, max_size=16)
-
-
 @settings(max_examples=600, deadline=None)
 @given(
-    stems=stems,
-    ends=ends,
-    max_tokens=st.lists(st.integers(1, 20), min_size=16, max_size=16),
-    spare_blocks=st.integers(0, 12),
-    block_size=st.sampled_from([1, 2, 4]),
-    max_num_seqs=st.integers(1, 10),
-    max_batched_tokens=st.sampled_from([1, 2, 5, 16, 64]),
-    expected_tokens=st.sampled_from([None, 1, 2, 5]),
-    by_prefix=st.booleans(),
-    prefix_cache=st.booleans(),
+    job=random_jobs(max_rows=16, most_tokens=20, block_sizes=(1, 2, 4)),
     broken_rows=st.frozensets(st.integers(0, 15), max_size=2),
 )
-def test_a_pool_as_small_as_can_be_loses_no_row_and_no_token(
-    stems: list[str],
-    ends: list[tuple[int, int, str]],
-    max_tokens: list[int],
-    spare_blocks: int,
-    block_size: int,
-    max_num_seqs: int,
-    max_batched_tokens: int,
-    expected_tokens: int | None,
-    by_prefix: bool,
-    prefix_cache: bool,
-    broken_rows: frozenset[int],
-) -> None:
-    prompts = [stems[stem % len(stems)][:cut] + end for stem, cut, end in ends]
-    engine = make_engine(
-        num_blocks=-(-max(map(len, prompts)) // block_size) + spare_blocks,
-        block_size=block_size,
-        max_num_seqs=max_num_seqs,
-        max_batched_tokens=max_batched_tokens,
-        expected_tokens=expected_tokens,
-        by_prefix=by_prefix,
-        prefix_cache=prefix_cache,
-    )
-    engine.runner = CheckingRunner(block_size, broken_rows)
-    requests = make_requests(prompts, max_tokens, block_size)
-    for request in requests:
-        request.group = request.row_index % 3
-        if not by_prefix:
-            request.shared_with_next = None
-    done = finish(engine, requests)
-    assert sorted(request.row_index for request in done) == list(range(len(prompts)))
+def test_a_pool_as_small_as_can_be_loses_no_row_and_no_token(job: RandomJob, broken_rows: frozenset[int]) -> None:
+    engine = job.engine()
+    engine.runner = CheckingRunner(job.block_size, broken_rows)
+    done = finish(engine, job.requests())
+    assert sorted(request.row_index for request in done) == list(range(len(job.prompts)))
     for request in done:
         assert request.status is RequestStatus.FINISHED
         if request.finish_reason is not FinishReason.ERROR:
-            assert request.output_token_ids == [7] * max_tokens[request.row_index]
+            assert request.output_token_ids == [7] * job.max_tokens[request.row_index]
         else:
             assert request.row_index in broken_rows or "KV pool" in str(request.error)
-    pool = engine.scheduler.cache.pool
-    assert pool.num_used == 0
-    assert pool.num_idle == 0 or not by_prefix
-    stats = engine.stats
-    assert stats.prompt.total == sum(map(len, prompts))
-    assert sum((group.prompt for group in stats.groups.values()), PromptTokens()) == stats.prompt
-    if all(request.finish_reason is not FinishReason.ERROR for request in done):
-        later_outputs = sum(len(request.output_token_ids) - 1 for request in done)  # the last is never computed
-        num_computed = stats.prompt.total - stats.prompt.found + stats.num_recomputed_tokens + later_outputs
-        assert stats.num_prefill_tokens + stats.num_decode_tokens == num_computed
+    check_accounts(job, engine, done)
