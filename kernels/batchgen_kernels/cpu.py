@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from batchgen_kernels import cpu_pages, reference_sampling
+from batchgen_kernels import cpu_pages, cpu_sampling
 from batchgen_kernels.contract import AttentionOptions, AttentionStep, BlockGroup, LayerCache
 from batchgen_kernels.cpu_pages import as_bits
 from batchgen_kernels.reference import ReferenceBackend
@@ -106,7 +106,7 @@ class CpuBackend:
 
     def choose(self, logits: Tensor, rows: SamplingRows | None) -> Chosen:
         """See `sampling.SamplingBackend`."""
-        return reference_sampling.choose(logits, rows)
+        return cpu_sampling.choose(logits, rows, self._num_threads)
 
 
 def _saved_tokens(group: BlockGroup, block_size: int) -> int:
