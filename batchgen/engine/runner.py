@@ -44,7 +44,7 @@ class ModelRunner:
         raise OutOfMemory
 
     def _compute(self, step: SchedulerOutput) -> list[Outcome]:
-        batch = make_batch(step.chunks, self.block_size, self.model.device)
+        batch = make_batch(step.chunks, self.block_size, self.model.device, step.repeats)
         self.attention.begin(batch.attention, step.copies)
         output = self.model(
             input_ids=batch.input_ids,
