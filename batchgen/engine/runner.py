@@ -59,7 +59,7 @@ class ModelRunner:
         logits = output.logits[0, : batch.num_sampled]
         if len(batch.draws) > len(logits):  # several samples of a row begin from one row of logits
             logits = logits[batch.draws]
-        return self.sampler(logits, step.sampled_requests)
+        return self.sampler.choose(logits, step.sampled_requests).outcomes()
 
     def _score(self, logits: Tensor, chunks: Sequence[ScheduledChunk]) -> None:
         """`logits` [scored places, vocab] -> the prompt logprobs of the chunks' requests."""
