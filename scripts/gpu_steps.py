@@ -27,8 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from batchgen.engine.assemble import EngineSettings, assemble_engine
-from batchgen.engine.engine import Engine
-from batchgen.engine.outcome import Outcome
+from batchgen.engine.engine import Engine, InFlight
 from batchgen.engine.request import Request
 from batchgen.engine.runner import ModelRunner
 from batchgen.engine.step import SchedulerOutput
@@ -455,9 +454,13 @@ class Recorder:
     runner: ModelRunner
     steps: list[StepSize] = field(default_factory=list)
 
-    def run(self, step: SchedulerOutput) -> Sequence[Outcome]:
+    @property
+    def lag(self) -> int:
+        return self.runner.lag
+
+    def start(self, step: SchedulerOutput) -> InFlight:
         self.steps.append(StepSize.of(step, self.runner.block_size))
-        return self.runner.run(step)
+        return self.runner.start(step)
 
 
 @dataclass(frozen=True, slots=True)

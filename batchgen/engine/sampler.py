@@ -95,7 +95,7 @@ def sampling_rows(requests: Sequence[Request], device: torch.device) -> Sampling
     if all(each.is_greedy for each in params):
         return None
     shares = [(0.0 if each.is_greedy else each.temperature, each.top_p, each.min_p) for each in params]
-    counts = [(each.params.top_k, each.draw_key, len(each.output_token_ids), each.sample_index) for each in requests]
+    counts = [(each.params.top_k, each.draw_key, each.num_output_tokens, each.sample_index) for each in requests]
     temperatures, top_p, min_p = torch.tensor(shares, dtype=torch.float32).T.contiguous().to(device)
     # Unsigned, for a draw key has 64 bits.
     top_k, keys, positions, samples = torch.from_numpy(np.array(counts, np.uint64).T.copy().view(np.int64)).to(device)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -122,6 +123,7 @@ class StepAttention:
     backend: AttentionBackend
     caches: list[LayerCache]
     prepared: Any = None
+    repeated: Tensor | None = None  # tokens of the step whose K and V go to a second slot
 
     def begin(self, step: AttentionStep, copies: Sequence[tuple[int, int]] = ()) -> None:
         """Called once before the forward of a step. `copies`: block by block, from where and to where."""
@@ -129,6 +131,7 @@ class StepAttention:
             for cache in self.caches:
                 copy_blocks(cache, copies)
         self.prepared = self.backend.prepare(step)
+        self.repeated = step.repeated
 
     def layer(self, index: int) -> Attend:
         """The handle of one attention module."""
@@ -137,6 +140,8 @@ class StepAttention:
         def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, keywords: dict[str, Any]) -> Tensor:
             # [1, heads, T, head_size] -> [T, heads, head_size]
             query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+            if self.repeated is not None:
+                key, value = (torch.cat([tensor, tensor[self.repeated]]) for tensor in (key, value))
             return self.backend.attend(query, key, value, cache, self.prepared, options_of(module, keywords))[None]
 
         return attend
