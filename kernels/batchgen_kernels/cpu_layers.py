@@ -32,7 +32,8 @@ class RMSNorm:
 def split_rotated(heads: Tensor, cos: Tensor, sin: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """heads [T, `num_heads` + 2 x KV heads, size] -> query, key and value [T, heads, size].
 
-    Query and key are turned by the angles of cos and sin [T, size]. Halves of a head are the two coordinates, as in GPT-NeoX (RoPE, arXiv 2104.09864).
+    Query and key are turned by the angles of cos and sin [T, size]. Halves of a head are the two coordinates, as in
+    GPT-NeoX (RoPE, arXiv 2104.09864).
     """
     num_tokens, num_all, size = heads.shape
     query = heads.new_empty(num_tokens, num_heads, size)
