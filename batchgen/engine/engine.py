@@ -98,7 +98,7 @@ class Engine:
         if step.is_idle:
             return None
         try:
-            in_flight = self.runner.start(step) if step.chunks else Ready([])
+            in_flight = self.runner.start(step)
         except OutOfMemory:
             return None
         self._observer.step_begun(step)

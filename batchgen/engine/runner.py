@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from batchgen.engine.batch import make_batch
 from batchgen.engine.engine import Ready
 from batchgen.engine.outcome import Outcome
+from batchgen.engine.request import PENDING_TOKEN, Request
 from batchgen.engine.sampler import Sampler
 from batchgen.engine.step import OutOfMemory, ScheduledChunk, SchedulerOutput
 from batchgen.models.attention import StepAttention
@@ -20,13 +21,17 @@ from batchgen.models.device import is_out_of_memory, release_freed_memory
 class ModelRunner:
     """One flattened forward a step: prefill chunks and decodes together, logits only where a row samples."""
 
-    lag = 0
-
-    def __init__(self, model: PreTrainedModel, attention: StepAttention, sampler: Sampler, block_size: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, attention: StepAttention, sampler: Sampler, block_size: int, *, lag: int = 0
+    ) -> None:
         self.model = model
         self.attention = attention
         self.sampler = sampler
         self.block_size = block_size
+        self.lag = lag
+        # Of the last step that began: who takes a token, and the tokens, on the device.
+        self._sampled: Sequence[Request] = ()
+        self._tokens = torch.empty(0, dtype=torch.int64)
 
     @torch.inference_mode()
     def start(self, step: SchedulerOutput) -> Ready:
@@ -47,7 +52,8 @@ class ModelRunner:
         raise OutOfMemory
 
     def _compute(self, step: SchedulerOutput) -> list[Outcome]:
-        batch = make_batch(step.chunks, self.block_size, self.model.device)
+        batch = make_batch(step.chunks, self.block_size, self.model.device, step.repeats)
+        self._fill_in_pending(batch.input_ids[0], step.chunks)
         self.attention.begin(batch.attention, step.copies)
         output = self.model(
             input_ids=batch.input_ids,
@@ -59,7 +65,16 @@ class ModelRunner:
         logits = output.logits[0, : batch.num_sampled]
         if len(batch.draws) > len(logits):  # several samples of a row begin from one row of logits
             logits = logits[batch.draws]
-        return self.sampler(logits, step.sampled_requests)
+        choice = self.sampler.choose(logits, step.sampled_requests)
+        self._sampled, self._tokens = choice.requests, choice.chosen.tokens
+        return choice.outcomes()
+
+    def _fill_in_pending(self, input_ids: Tensor, chunks: Sequence[ScheduledChunk]) -> None:
+        """Tokens that the step before gave, where the host has PENDING_TOKEN."""
+        if (pending := (input_ids == PENDING_TOKEN).nonzero()[:, 0]).numel():
+            places = {request: place for place, request in enumerate(self._sampled)}
+            requests = [chunk.request for chunk in chunks for _ in range(chunk.num_tokens)]
+            input_ids[pending] = self._tokens[[places[requests[place]] for place in pending.tolist()]]
 
     def _score(self, logits: Tensor, chunks: Sequence[ScheduledChunk]) -> None:
         """`logits` [scored places, vocab] -> the prompt logprobs of the chunks' requests."""

@@ -37,7 +37,7 @@ class CountingRunner:
 
     def start(self, step: SchedulerOutput) -> SimulatedStep:
         """The outcomes of a step are fetched before the next one begins, with a lag of 1 before the one after."""
-        assert step.chunks, "nothing to compute"
+        assert not step.is_idle
         assert len(self.under_way) <= self.lag
         outcomes = self.run(step)
         self.sampled = {
@@ -127,6 +127,9 @@ class CheckingRunner(CountingRunner):
         for chunk in step.chunks:  # every layer writes before it attends
             for position in range(chunk.start, chunk.stop):
                 self.slots[self.slot(chunk.request, position)] = self.token_ids(chunk.request, position + 1)
+        for repeat in step.repeats:
+            for position in range(repeat.start, repeat.stop):
+                self.slots[repeat.target, position % self.block_size] = self.token_ids(repeat.request, position + 1)
         for chunk in step.chunks:
             tokens = self.token_ids(chunk.request, chunk.stop)
             for position in range(chunk.stop):

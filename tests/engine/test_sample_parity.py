@@ -14,7 +14,7 @@ from batchgen.sampling_params import SamplingParams
 from tests.engine.test_parity import PROMPTS, make_engine, make_requests
 from tests.tiny_models import context_model
 
-N = 4
+N = 8
 ROWS = [PROMPTS[row] for row in (2, 4, 6, 8)]  # 16 tokens, 33, and two that share their first 40
 SAMPLED = SamplingParams(temperature=0.8, top_k=40)
 
