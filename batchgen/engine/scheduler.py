@@ -65,24 +65,34 @@ class Scheduler:
         assert 0 < request.num_prompt_tokens <= self.capacity_tokens
         self.waiting.append(request)
 
-    def schedule(self, under_way: SchedulerOutput | None = None) -> SchedulerOutput:
+    def schedule(self) -> SchedulerOutput:
         """Decide one step and apply the decision to the blocks; the tokens count as computed from here on.
 
-        `under_way` is the step before where its outcomes are not known yet. Raises CapacityError when a step of one
-        token was too large for the device.
+        Raises CapacityError when a step of one token was too large for the device.
         """
         if not self.max_batched_tokens:
             raise CapacityError(
                 "the device has no memory left for a step of a single token; the rows that are finished are kept: "
                 "lower engine.memory_fraction or engine.num_blocks, and run the same command again"
             )
-        if under_way is not None:
-            self._expect(under_way.sampled_requests)
         self.blocks.begin_step()
         step = SchedulerOutput(self.max_batched_tokens)
         if self._schedule_running(step) and not step.preempted:
             self._admit_waiting(step)
         return step
+
+    def expect(self, step: SchedulerOutput) -> None:
+        """The next step is decided before the outcomes of this one are known.
+
+        Its tokens are pending from here on, and whoever gets its last one needs no blocks any more.
+        """
+        for request in step.sampled_requests:
+            request.num_pending_tokens = int(request.status < RequestStatus.FINISHED)
+        over = [request for request in step.sampled_requests if request.is_over]
+        for request in over:
+            self.blocks.give_back(request)
+        if over:
+            self._let_go()
 
     def update(self, step: SchedulerOutput, outcomes: Sequence[Outcome]) -> list[Request]:
         """Take what `step.sampled_requests` got; returns the requests that ended. Steps come in their order."""
@@ -117,16 +127,6 @@ class Scheduler:
             self._preempt(self.running[-1], step)
         for admission in step.admissions:
             self._take_back_admission(admission)
-
-    def _expect(self, sampled: Sequence[Request]) -> None:
-        """These get a token from the step under way; whoever gets its last one needs its blocks no more."""
-        for request in sampled:
-            request.num_pending_tokens = int(request.status < RequestStatus.FINISHED)
-        over = [request for request in sampled if request.is_over]
-        for request in over:
-            self.blocks.give_back(request)
-        if over:
-            self._let_go()
 
     def _let_go(self) -> None:
         """Whoever is over leaves."""

@@ -85,11 +85,10 @@ def test_a_row_that_ends_by_its_token_has_one_more_that_is_no_output() -> None:
 
 def test_a_row_that_ends_by_its_length_leaves_before_its_last_token_is_there() -> None:
     engine = start(["aaaa", "bbbb"], ScriptedRunner(99, 99), max_tokens=3, max_num_seqs=1)
-    for _ in range(3):
-        engine.step()
-    assert [request.row_index for request in engine.scheduler.running] == [0]
-    assert engine.step() != []
-    assert [request.row_index for request in engine.scheduler.running] == [1]
+    assert [engine.step() for _ in range(3)] == [[], [], []]
+    assert (engine.scheduler.running, engine.scheduler.cache.pool.num_used) == ([], 0)
+    [first] = engine.step()
+    assert (first.row_index, [request.row_index for request in engine.scheduler.running]) == (0, [1])
     finish(engine, [])
     assert (engine.stats.num_steps, engine.stats.num_overrun_tokens) == (6, 0)
 
