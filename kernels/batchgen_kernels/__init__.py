@@ -12,6 +12,8 @@ from batchgen_kernels.contract import (
     AttentionStep,
     BlockGroup,
     LayerCache,
+    PreparedForReplay,
+    ReplayBackend,
     copy_blocks,
     write_kv,
 )
@@ -25,7 +27,9 @@ __all__ = [
     "BlockGroup",
     "CpuBackend",
     "LayerCache",
+    "PreparedForReplay",
     "ReferenceBackend",
+    "ReplayBackend",
     "copy_blocks",
     "write_kv",
 ]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -33,11 +33,12 @@ class AttentionStep:
     """Where the tokens of one step are. The T query tokens of R rows lie one row after the other.
 
     Row r has the queries `[query_starts[r], query_starts[r + 1])`, the last ones of its `seq_lens[r]` tokens, in the
-    blocks `block_tables[r]`. The lists are the host's copy for backends that work row by row.
+    blocks `block_tables[r]`. The lists are the host's copy for backends that work row by row. Tokens behind the last
+    row's are padding: their slot is -1, nothing of them is stored, and what comes of them means nothing.
     """
 
     slot_mapping: Tensor  # [T] int64: where each token's K and V go
-    block_tables: Tensor  # [R, max_blocks] int64, padded with 0
+    block_tables: Tensor  # [R or more, max_blocks] int64, padded with 0
     query_starts: Sequence[int]  # R + 1
     seq_lens: Sequence[int]  # R, this step's tokens included
     groups: Sequence[BlockGroup]  # disjoint, in the order of rows; blocks that only full, earlier tokens fill
@@ -80,6 +81,25 @@ class AttentionBackend(Protocol):
         value_head_size] -> [T, num_heads, value_head_size] in the dtype of `query`. Writing comes first, so a row sees
         blocks that another row of the same step fills.
         """
+
+
+class PreparedForReplay(Protocol):
+    """A prepared step whose `attend` may be recorded once and replayed."""
+
+    def update(self, step: AttentionStep) -> None:
+        """Go on with another decode step in the same tensors: what was recorded computes it when it is replayed.
+
+        `step` has the tensors that were prepared, with new contents, and as many rows as there are tokens in them or
+        fewer.
+        """
+
+
+@runtime_checkable
+class ReplayBackend(AttentionBackend, Protocol):
+    """A backend whose `attend` may be part of a recorded forward: a CUDA graph."""
+
+    def prepare_for_replay(self, step: AttentionStep) -> PreparedForReplay:
+        """`prepare` for a step of one query a row. What `attend` launches must not depend on the host's lists."""
 
 
 def write_kv(key: Tensor, value: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
