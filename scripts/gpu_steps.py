@@ -28,8 +28,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 
 from batchgen.engine import philox
 from batchgen.engine.assemble import EngineSettings, assemble_engine
-from batchgen.engine.engine import Engine
-from batchgen.engine.outcome import Outcome
+from batchgen.engine.engine import Engine, InFlight
 from batchgen.engine.request import Request
 from batchgen.engine.runner import ModelRunner
 from batchgen.engine.step import SchedulerOutput
@@ -456,9 +455,13 @@ class Recorder:
     runner: ModelRunner
     steps: list[StepSize] = field(default_factory=list)
 
-    def run(self, step: SchedulerOutput) -> Sequence[Outcome]:
+    @property
+    def lag(self) -> int:
+        return self.runner.lag
+
+    def start(self, step: SchedulerOutput) -> InFlight:
         self.steps.append(StepSize.of(step, self.runner.block_size))
-        return self.runner.run(step)
+        return self.runner.start(step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from batchgen.engine.batch import make_batch
+from batchgen.engine.engine import Ready
 from batchgen.engine.outcome import Outcome
 from batchgen.engine.sampler import Sampler
 from batchgen.engine.step import OutOfMemory, ScheduledChunk, SchedulerOutput
@@ -19,6 +20,8 @@ from batchgen.models.device import is_out_of_memory, release_freed_memory
 class ModelRunner:
     """One flattened forward a step: prefill chunks and decodes together, logits only where a row samples."""
 
+    lag = 0
+
     def __init__(self, model: PreTrainedModel, attention: StepAttention, sampler: Sampler, block_size: int) -> None:
         self.model = model
         self.attention = attention
@@ -26,16 +29,16 @@ class ModelRunner:
         self.block_size = block_size
 
     @torch.inference_mode()
-    def run(self, step: SchedulerOutput) -> list[Outcome]:
-        """For every sampled request in order: the next token, or the error that ends it.
+    def start(self, step: SchedulerOutput) -> Ready:
+        """Compute a step.
 
         What the model says of prompt tokens goes straight to their requests: nothing is decided by it. Raises
         OutOfMemory.
         """
         if not step.chunks:
-            return []
+            return Ready([])
         try:
-            return self._compute(step)
+            return Ready(self._compute(step))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -113,7 +113,7 @@ def _draw(logits: Tensor, requests: Sequence[Request]) -> Tensor:
 
 def _uniform(requests: Sequence[Request]) -> npt.NDArray[np.float64]:
     keys = np.array([request.draw_key for request in requests], np.uint64)
-    positions = np.array([len(request.output_token_ids) for request in requests], np.uint64)
+    positions = np.array([request.num_output_tokens for request in requests], np.uint64)
     samples = np.array([request.sample_index for request in requests], np.uint64)
     return uniform(keys, positions, samples)
 

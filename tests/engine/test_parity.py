@@ -209,7 +209,7 @@ def test_rows_of_every_kind_share_a_step() -> None:
     for _ in range(40):
         step = engine.scheduler.schedule()
         seen.add((any(c.num_tokens > 1 for c in step.chunks), any(c.num_tokens == 1 for c in step.chunks)))
-        engine.scheduler.update(step, engine.runner.run(step))
+        engine.scheduler.update(step, engine.runner.start(step).outcomes())
     assert (True, True) in seen
 
 
