@@ -8,7 +8,7 @@ transformers makes no mask, and causality and windows are the backend's.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -23,7 +23,9 @@ from batchgen_kernels import (
     BlockGroup,
     CpuBackend,
     LayerCache,
+    PreparedForReplay,
     ReferenceBackend,
+    ReplayBackend,
     copy_blocks,
 )
 
@@ -32,6 +34,8 @@ __all__ = [
     "AttentionBackend",
     "AttentionStep",
     "BlockGroup",
+    "PreparedForReplay",
+    "ReplayBackend",
     "StepAttention",
     "install",
     "make_backend",
@@ -115,17 +119,20 @@ def options_of(module: nn.Module, keywords: dict[str, Any]) -> AttentionOptions:
 
 @dataclass(slots=True)
 class StepAttention:
-    """The attention of the step being run, shared by the handles of all layers."""
+    """The attention of the step being run, shared by the handles of all layers: `prepared` is what they attend with."""
 
     backend: AttentionBackend
     caches: list[LayerCache]
     prepared: Any = None
 
-    def begin(self, step: AttentionStep, copies: Sequence[tuple[int, int]] = ()) -> None:
-        """Called once before the forward of a step. `copies`: block by block, from where and to where."""
-        if copies:
+    def copy(self, copies: Tensor) -> None:
+        """Copy blocks [2, C], from where and to where, in all layers."""
+        if copies.numel():
             for cache in self.caches:
-                copy_blocks(cache, copies)
+                copy_blocks(cache, *copies)
+
+    def begin(self, step: AttentionStep) -> None:
+        """Called once before the forward of a step."""
         self.prepared = self.backend.prepare(step)
 
     def layer(self, index: int) -> Attend:

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 
@@ -110,9 +109,7 @@ def write_kv(key: Tensor, value: Tensor, cache: LayerCache, slot_mapping: Tensor
     cache.value[block_ids, :, offsets] = value
 
 
-def copy_blocks(cache: LayerCache, copies: Sequence[tuple[int, int]]) -> None:
-    """Copy whole blocks, (from, to) each. All are read before the first is written; a target occurs once."""
-    device = cache.key.device
-    sources, targets = (torch.tensor(blocks, device=device) for blocks in zip(*copies, strict=True))
-    cache.key[targets] = cache.key[sources]
-    cache.value[targets] = cache.value[sources]
+def copy_blocks(cache: LayerCache, sources: Tensor, targets: Tensor) -> None:
+    """Copy whole blocks, ids [C] int64 each. All are read before the first is written; a target occurs once."""
+    for pool in cache:
+        pool[targets] = pool[sources]
