@@ -17,7 +17,8 @@ from batchgen.engine.prefix_cache import PrefixCache
 from batchgen.engine.runner import ModelRunner
 from batchgen.engine.sampler import Sampler
 from batchgen.engine.scheduler import Scheduler
-from batchgen.models.attention import AttentionBackend, StepAttention, install
+from batchgen.models.attention import Backend, StepAttention, install
+from batchgen.models.decode_graphs import DecodeGraphs
 from batchgen.models.kv_cache import allocate
 from batchgen.models.probe import AttentionLayer
 from batchgen.stats.counters import RunStats
@@ -35,12 +36,19 @@ class EngineSettings:
     prefix_cache: bool
     max_model_len: int  # for the comparison with a static reservation
     by_prefix: bool  # requests come in depth-first order; else the least recently used block is evicted
+    lag: int = 0  # steps that may be under way while the next one is scheduled
+    replay_decodes: bool = False  # record the forward of decode steps once a size; for a backend that can be replayed
+
+    @property
+    def max_blocks(self) -> int:
+        """Of one row."""
+        return min(-(-self.max_model_len // self.block_size), self.num_blocks)
 
 
 def assemble_engine(
     model: PreTrainedModel,
     layers: Sequence[AttentionLayer],
-    backend: AttentionBackend,
+    backend: Backend,
     unused_token_ids: npt.ArrayLike,
     settings: EngineSettings,
 ) -> Engine:
@@ -48,8 +56,11 @@ def assemble_engine(
     caches = allocate(layers, settings.num_blocks, settings.block_size, model.dtype, model.device)
     attention = StepAttention(backend, caches)
     install(model, [model.get_submodule(layer.module) for layer in layers], attention.layer)
-    sampler = Sampler(torch.from_numpy(np.asarray(unused_token_ids, np.int64)).to(model.device))
-    runner = ModelRunner(model, attention, sampler, settings.block_size)
+    sampler = Sampler(torch.from_numpy(np.asarray(unused_token_ids, np.int64)).to(model.device), backend)
+    graphs = (
+        DecodeGraphs(model, attention, settings.max_num_seqs, settings.max_blocks) if settings.replay_decodes else None
+    )
+    runner = ModelRunner(model, attention, sampler, settings.block_size, lag=settings.lag, graphs=graphs)
     return Engine(make_scheduler(settings), runner, RunStats(settings.block_size, settings.max_model_len))
 
 

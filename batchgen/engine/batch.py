@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,17 +13,18 @@ from torch import Tensor
 
 from batchgen.engine.block_tables import BlockTables
 from batchgen.engine.request import PENDING_TOKEN, Request
+from batchgen.engine.sampling_columns import SamplingColumns
 from batchgen.engine.step import ScheduledChunk, SchedulerOutput
 from batchgen.models.attention import AttentionStep, BlockGroup
 from batchgen.models.device_queue import to_device
+from batchgen.models.sampling import SamplingRows
 from batchgen.plan.groups import prefix_groups
 
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The T tokens of a step, one chunk after the other; all tensors are views of one, brought there by one copy."""
+class StepInputs(NamedTuple):
+    """The T tokens of a step, one chunk after the other. Places are among them."""
 
     input_ids: Tensor  # [T]
     position_ids: Tensor  # [T]
@@ -31,6 +33,14 @@ class Batch:
     logits_at: Tensor  # [S + P] places in T whose logits are wanted: S give tokens, then P that score the prompt's own
     draws: Tensor  # [D] which of the S each token is drawn from: several of them for the samples of one prompt
     copies: Tensor  # [2, C] blocks: from where and to where
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a step needs. All of its tensors are views of one, brought to the device by one copy."""
+
+    inputs: StepInputs
+    sampling: SamplingRows | None  # of those who take a token; None: all take the best
     num_sampled: int  # S
     scored: list[ScheduledChunk]  # those with prompt tokens to score, P in all
     attention: AttentionStep
@@ -38,7 +48,7 @@ class Batch:
     @property
     def is_decode(self) -> bool:
         """Whether every row has one token, whose logits give its next one."""
-        return self.num_sampled == len(self.input_ids) and not self.scored
+        return self.num_sampled == len(self.inputs.input_ids) and not self.scored
 
 
 def make_batch(
@@ -63,33 +73,29 @@ def make_batch(
     scored = [row for row, chunk in enumerate(chunks) if chunk.scored]
     # position in the row -> place in the step
     places = [np.array(chunks[row].scored) - int(starts[row]) + int(ends[row] - sizes[row]) for row in scored]
-    input_ids, position_ids, pending_at, pending_from, logits_at, draws, copies, slot_mapping, device_tables = (
-        to_device(
-            [
-                token_ids,
-                positions,
-                pending,
-                _places([chunks[row].request for row in rows[pending]], sampled_before),
-                np.concatenate([ends[sampled] - 1, *places]),
-                np.repeat(np.arange(len(sampled)), [len(chunks[row].samples) for row in sampled]),
-                np.array(step.copies, np.int64).reshape(-1, 2).T,
-                slots,
-                block_tables,
-            ],
-            device,
-        )
+    sampling = SamplingColumns.of(step.sampled_requests)
+    *inputs, slot_mapping, device_tables, shares, counts = to_device(
+        [
+            token_ids,
+            positions,
+            pending,
+            _places([chunks[row].request for row in rows[pending]], sampled_before),
+            np.concatenate([ends[sampled] - 1, *places]),
+            np.repeat(np.arange(len(sampled)), [len(chunks[row].samples) for row in sampled]),
+            np.array(step.copies, np.int64).reshape(-1, 2).T,
+            slots,
+            block_tables,
+            sampling.shares,
+            sampling.counts,
+        ],
+        device,
     )
     return Batch(
-        input_ids,
-        position_ids,
-        pending_at,
-        pending_from,
-        logits_at,
-        draws,
-        copies,
-        len(sampled),
-        [chunks[row] for row in scored],
-        AttentionStep(
+        StepInputs(*inputs),
+        sampling.on_device(shares, counts),
+        num_sampled=len(sampled),
+        scored=[chunks[row] for row in scored],
+        attention=AttentionStep(
             slot_mapping=slot_mapping,
             block_tables=device_tables,
             query_starts=[0, *ends.tolist()],

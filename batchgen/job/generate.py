@@ -195,4 +195,6 @@ def _engine_settings(job: Job, target: Target, pool: PoolSize) -> EngineSettings
         prefix_cache=engine.prefix_cache,
         max_model_len=target.max_model_len,
         by_prefix=engine.order == "prefix",
+        lag=1 if target.device.type == "cuda" else 0,
+        replay_decodes=target.device.type == "cuda" and target.attention == "triton",
     )

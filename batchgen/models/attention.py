@@ -20,6 +20,7 @@ from batchgen_kernels import (
     AttentionBackend,
     AttentionOptions,
     AttentionStep,
+    Backend,
     BlockGroup,
     CpuBackend,
     LayerCache,
@@ -33,6 +34,7 @@ __all__ = [
     "IMPLEMENTATION",
     "AttentionBackend",
     "AttentionStep",
+    "Backend",
     "BlockGroup",
     "PreparedForReplay",
     "ReplayBackend",
@@ -58,14 +60,14 @@ def is_triton_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _triton_backend() -> AttentionBackend:
+def _triton_backend() -> Backend:
     from batchgen_kernels.triton import TritonBackend  # imports triton
 
     return TritonBackend()
 
 
 # engine.attention -> backend
-_BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
+_BACKENDS: dict[str, Callable[[], Backend]] = {
     "torch": ReferenceBackend,
     "cpu": CpuBackend,
     "triton": _triton_backend,
@@ -75,7 +77,7 @@ _BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
 Attend = Callable[[nn.Module, Tensor, Tensor, Tensor, dict[str, Any]], Tensor]
 
 
-def make_backend(name: str) -> AttentionBackend:
+def make_backend(name: str) -> Backend:
     """The backend of a resolved `engine.attention`: torch | cpu | triton."""
     return _BACKENDS[name]()
 

@@ -35,8 +35,8 @@ def make() -> Batch:
 
 def test_tokens_positions_and_slots() -> None:
     batch = make()
-    assert batch.input_ids.tolist() == [8, 9, 10, 11, 12, 13]
-    assert batch.position_ids.tolist() == [7, 4, 0, 1, 2, 3]
+    assert batch.inputs.input_ids.tolist() == [8, 9, 10, 11, 12, 13]
+    assert batch.inputs.position_ids.tolist() == [7, 4, 0, 1, 2, 3]
     assert batch.attention.slot_mapping.tolist() == [15, 8, 0, 1, 2, 3]
     assert batch.attention.query_starts == [0, 1, 2, 6]
     assert batch.attention.seq_lens == [8, 5, 4]
@@ -44,7 +44,7 @@ def test_tokens_positions_and_slots() -> None:
 
 
 def test_only_chunks_that_reach_the_newest_token_are_sampled() -> None:
-    assert make().logits_at.tolist() == [0, 1]
+    assert make().inputs.logits_at.tolist() == [0, 1]
 
 
 def test_rows_with_the_same_computed_blocks_are_a_group() -> None:
@@ -57,7 +57,7 @@ def test_a_block_that_a_row_is_just_filling_is_in_no_group() -> None:
 
 
 def test_copies_are_sources_and_targets() -> None:
-    assert make().copies.tolist() == [[7, 8], [8, 9]]
+    assert make().inputs.copies.tolist() == [[7, 8], [8, 9]]
 
 
 def test_a_pending_token_is_taken_from_the_step_before() -> None:
@@ -66,8 +66,8 @@ def test_a_pending_token_is_taken_from_the_step_before() -> None:
     first.output_token_ids, first.num_pending_tokens = [], 1
     third.output_token_ids, third.num_pending_tokens = [], 1
     batch = batch_of(chunks, [third, second, first])
-    assert batch.input_ids.tolist() == [PENDING_TOKEN, 5, PENDING_TOKEN]
-    assert (batch.pending_at.tolist(), batch.pending_from.tolist()) == ([0, 2], [2, 0])
+    assert batch.inputs.input_ids.tolist() == [PENDING_TOKEN, 5, PENDING_TOKEN]
+    assert (batch.inputs.pending_at.tolist(), batch.inputs.pending_from.tolist()) == ([0, 2], [2, 0])
 
 
 def test_only_a_step_of_sampled_single_tokens_is_a_decode_step() -> None:
