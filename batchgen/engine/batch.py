@@ -65,7 +65,7 @@ def make_batch(
     ends = np.cumsum(sizes)
     rows = np.repeat(np.arange(len(chunks)), sizes)
     positions = np.arange(ends[-1]) - np.repeat(ends - sizes - starts, sizes)
-    block_tables = tables.of([chunk.request for chunk in chunks])
+    block_tables = tables.of([chunk.request.block_table for chunk in chunks])
     slots = block_tables[rows, positions // block_size] * block_size + positions % block_size
     token_ids = np.array([token for chunk in chunks for token in chunk.request.token_ids(chunk.start, chunk.stop)])
     pending = np.flatnonzero(token_ids == PENDING_TOKEN)

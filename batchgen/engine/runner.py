@@ -71,7 +71,6 @@ class ModelRunner:
     def start(self, step: SchedulerOutput) -> InFlight:
         """See `engine.Runner`. Raises OutOfMemory."""
         if not step.chunks:
-            self._tables.forget()
             return Ready([])
         try:
             return self._launch(step)
@@ -80,7 +79,6 @@ class ModelRunner:
                 raise
         # Only here is the error gone, and with it the frames that held the step's tensors.
         release_freed_memory(self.model.device)
-        self._tables.forget()
         raise OutOfMemory
 
     def _launch(self, step: SchedulerOutput) -> Launched:
