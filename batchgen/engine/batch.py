@@ -14,7 +14,7 @@ from torch import Tensor
 from batchgen.engine.block_tables import BlockTables
 from batchgen.engine.request import PENDING_TOKEN, Request
 from batchgen.engine.sampling_columns import SamplingColumns
-from batchgen.engine.step import ScheduledChunk, SchedulerOutput
+from batchgen.engine.step import Repeat, ScheduledChunk, SchedulerOutput
 from batchgen.models.attention import AttentionStep, BlockGroup
 from batchgen.models.device_queue import to_device
 from batchgen.models.sampling import SamplingRows
@@ -47,8 +47,9 @@ class Batch:
 
     @property
     def is_decode(self) -> bool:
-        """Whether every row has one token, whose logits give its next one."""
-        return self.num_sampled == len(self.inputs.input_ids) and not self.scored
+        """Whether every row has one token, whose logits give its next one, and nothing else is wanted of it."""
+        is_sampled = self.num_sampled == len(self.inputs.input_ids)
+        return is_sampled and not self.scored and self.attention.repeated is None
 
 
 def make_batch(
@@ -67,6 +68,7 @@ def make_batch(
     positions = np.arange(ends[-1]) - np.repeat(ends - sizes - starts, sizes)
     block_tables = tables.of([chunk.request.block_table for chunk in chunks])
     slots = block_tables[rows, positions // block_size] * block_size + positions % block_size
+    repeated, repeat_slots = _repeated(chunks, step.repeats, ends - sizes - starts, block_size)
     token_ids = np.array([token for chunk in chunks for token in chunk.request.token_ids(chunk.start, chunk.stop)])
     pending = np.flatnonzero(token_ids == PENDING_TOKEN)
     sampled = [row for row, chunk in enumerate(chunks) if chunk.samples]
@@ -74,7 +76,7 @@ def make_batch(
     # position in the row -> place in the step
     places = [np.array(chunks[row].scored) - int(starts[row]) + int(ends[row] - sizes[row]) for row in scored]
     sampling = SamplingColumns.of(step.sampled_requests)
-    *inputs, slot_mapping, device_tables, shares, counts = to_device(
+    *inputs, slot_mapping, repeated_tokens, device_tables, shares, counts = to_device(
         [
             token_ids,
             positions,
@@ -83,7 +85,8 @@ def make_batch(
             np.concatenate([ends[sampled] - 1, *places]),
             np.repeat(np.arange(len(sampled)), [len(chunks[row].samples) for row in sampled]),
             np.array(step.copies, np.int64).reshape(-1, 2).T,
-            slots,
+            np.concatenate([slots, repeat_slots]),
+            repeated,
             block_tables,
             sampling.shares,
             sampling.counts,
@@ -98,6 +101,7 @@ def make_batch(
         attention=AttentionStep(
             slot_mapping=slot_mapping,
             block_tables=device_tables,
+            repeated=repeated_tokens if len(repeated) else None,
             query_starts=[0, *ends.tolist()],
             seq_lens=(starts + sizes).tolist(),
             groups=_groups(block_tables, starts // block_size),
@@ -112,6 +116,18 @@ def _places(requests: Sequence[Request], among: Sequence[Request]) -> Ints:
         return np.empty(0, np.int64)
     places = {request: place for place, request in enumerate(among)}
     return np.array([places[request] for request in requests])
+
+
+def _repeated(
+    chunks: Sequence[ScheduledChunk], repeats: Sequence[Repeat], shifts: Ints, block_size: int
+) -> tuple[Ints, Ints]:
+    """Places in the step of the tokens with a second slot, and those slots. `shifts`: position -> place, one a row."""
+    shift_of = {id(chunk.request): shift for chunk, shift in zip(chunks, shifts.tolist(), strict=True)}
+    positions = [np.arange(repeat.start, repeat.stop) for repeat in repeats]
+    places = [each + shift_of[id(repeat.request)] for each, repeat in zip(positions, repeats, strict=True)]
+    slots = [repeat.target * block_size + each % block_size for each, repeat in zip(positions, repeats, strict=True)]
+    none = np.empty(0, np.int64)
+    return np.concatenate([none, *places]), np.concatenate([none, *slots])
 
 
 def _groups(tables: Ints, num_computed_blocks: Ints) -> list[BlockGroup]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -126,6 +127,7 @@ class StepAttention:
     backend: AttentionBackend
     caches: list[LayerCache]
     prepared: Any = None
+    repeated: Tensor | None = None  # tokens of the step whose K and V go to a second slot
 
     def copy(self, copies: Tensor) -> None:
         """Copy blocks [2, C], from where and to where, in all layers."""
@@ -135,7 +137,11 @@ class StepAttention:
 
     def begin(self, step: AttentionStep) -> None:
         """Called once before the forward of a step."""
-        self.prepared = self.backend.prepare(step)
+        self.begin_prepared(self.backend.prepare(step), step.repeated)
+
+    def begin_prepared(self, prepared: Any, repeated: Tensor | None = None) -> None:
+        """The same for a step that the backend has prepared."""
+        self.prepared, self.repeated = prepared, repeated
 
     def layer(self, index: int) -> Attend:
         """The handle of one attention module."""
@@ -144,6 +150,8 @@ class StepAttention:
         def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, keywords: dict[str, Any]) -> Tensor:
             # [1, heads, T, head_size] -> [T, heads, head_size]
             query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+            if self.repeated is not None:
+                key, value = (torch.cat([tensor, tensor[self.repeated]]) for tensor in (key, value))
             return self.backend.attend(query, key, value, cache, self.prepared, options_of(module, keywords))[None]
 
         return attend

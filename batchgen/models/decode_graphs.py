@@ -64,7 +64,7 @@ class DecodeGraphs:
         if size in self._recorded:
             recorded = self._recorded[size]
             recorded.prepared.update(padded)
-            self._attention.prepared = recorded.prepared
+            self._attention.begin_prepared(recorded.prepared)
             recorded.replay()
         else:
             self._run_first(padded, size)
@@ -83,7 +83,7 @@ class DecodeGraphs:
 
     def _run_first(self, step: AttentionStep, size: int) -> None:
         prepared = self._backend.prepare_for_replay(step)
-        self._attention.prepared = prepared
+        self._attention.begin_prepared(prepared)
 
         def forward() -> None:
             output = self._model(

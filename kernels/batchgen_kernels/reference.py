@@ -45,10 +45,11 @@ class ReferenceBackend:
     ) -> Tensor:
         """See `contract.AttentionBackend`."""
         step = prepared.step
-        num_tokens = step.query_starts[-1]
-        write_kv(key[:num_tokens], value[:num_tokens], cache, step.slot_mapping[:num_tokens])
+        num_padding = len(query) - step.query_starts[-1]
+        num_stored = len(key) - num_padding
+        write_kv(key[:num_stored], value[:num_stored], cache, step.slot_mapping[:num_stored])
         parts = [_attend_row(query, cache, step, row, options) for row in range(step.num_rows)]
-        padding = query.new_zeros(len(query) - num_tokens, query.shape[1], cache.value.shape[-1])
+        padding = query.new_zeros(num_padding, query.shape[1], cache.value.shape[-1])
         return torch.cat([*parts, padding]).to(query.dtype)
 
     def choose(self, logits: Tensor, rows: SamplingRows | None) -> Chosen:

@@ -97,6 +97,9 @@ class CheckingRunner(CountingRunner):
         for chunk in step.chunks:  # every layer writes before it attends
             for position in range(chunk.start, chunk.stop):
                 self.slots[self.slot(chunk.request, position)] = chunk.request.token_ids(0, position + 1)
+        for repeat in step.repeats:
+            for position in range(repeat.start, repeat.stop):
+                self.slots[repeat.target, position % self.block_size] = repeat.request.token_ids(0, position + 1)
         for chunk in step.chunks:
             tokens = chunk.request.token_ids(0, chunk.stop)
             for position in range(chunk.stop):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from batchgen.engine.batch import Batch, make_batch
 from batchgen.engine.block_tables import BlockTables
 from batchgen.engine.request import PENDING_TOKEN, Request
-from batchgen.engine.step import BlockCopy, ScheduledChunk, SchedulerOutput
+from batchgen.engine.step import BlockCopy, Repeat, ScheduledChunk, SchedulerOutput
 from batchgen.sampling_params import SamplingParams
 
 
@@ -19,9 +21,11 @@ def chunk(prompt: list[int], output: list[int], table: list[int], start: int, nu
     return ScheduledChunk(request, start, num_tokens, [request] if start + num_tokens == request.num_tokens else [])
 
 
-def batch_of(chunks: list[ScheduledChunk], sampled_before: list[Request] | None = None) -> Batch:
-    step = SchedulerOutput(99, chunks=chunks, copies=[BlockCopy(7, 8), BlockCopy(8, 9)])
-    return make_batch(step, BlockTables(), 4, torch.device("cpu"), sampled_before or [])
+def batch_of(
+    chunks: list[ScheduledChunk], sampled_before: Sequence[Request] = (), repeats: Sequence[Repeat] = ()
+) -> Batch:
+    step = SchedulerOutput(99, chunks=chunks, copies=[BlockCopy(7, 8), BlockCopy(8, 9)], repeats=list(repeats))
+    return make_batch(step, BlockTables(), 4, torch.device("cpu"), sampled_before)
 
 
 def make() -> Batch:
@@ -41,6 +45,14 @@ def test_tokens_positions_and_slots() -> None:
     assert batch.attention.query_starts == [0, 1, 2, 6]
     assert batch.attention.seq_lens == [8, 5, 4]
     assert batch.attention.block_tables.tolist() == [[5, 3], [5, 2], [0, 0]]
+
+
+def test_a_repeated_token_has_a_second_slot() -> None:
+    chunks = [chunk([1, 2, 3, 4, 5, 6, 7], [], [5, 3], 2, 5), chunk([1, 2, 3, 4, 5, 6, 8], [], [5, 2], 6, 1)]
+    attention = batch_of(chunks, repeats=[Repeat(chunks[0].request, 4, 6, 2)]).attention
+    assert attention.slot_mapping.tolist() == [22, 23, 12, 13, 14, 10, 8, 9]
+    assert attention.repeated is not None
+    assert attention.repeated.tolist() == [2, 3]
 
 
 def test_only_chunks_that_reach_the_newest_token_are_sampled() -> None:

@@ -35,7 +35,9 @@ def test_a_row_that_lost_its_blocks_has_another_list() -> None:
     assert tables.of([[4, 5, 3]]).tolist() == [[4, 5, 3]]
 
 
-@given(st.lists(st.dictionaries(st.integers(0, 4), st.tuples(st.integers(0, 3), st.booleans()), min_size=1), max_size=8))
+@given(
+    st.lists(st.dictionaries(st.integers(0, 4), st.tuples(st.integers(0, 3), st.booleans()), min_size=1), max_size=8)
+)
 def test_any_steps_give_what_the_rows_have(steps: list[dict[int, tuple[int, bool]]]) -> None:
     """A step is of rows, the blocks they grow by and whether their last one is replaced."""
     tables, rows, blocks = BlockTables(), [[row] for row in range(5)], iter(range(10, 10**6))
