@@ -105,6 +105,18 @@ class Request:
         return len(self.prompt_token_ids) + self.num_output_tokens
 
     @property
+    def is_over(self) -> bool:
+        """Whether nothing of it is left to compute: it has ended, or its last token is pending."""
+        return self.status >= RequestStatus.FINISHED or self.num_output_tokens >= self.max_tokens
+
+    @property
+    def needs_results(self) -> bool:
+        """Whether its next step depends on more of what the last one gave than the number of tokens."""
+        has_long_bad_words = any(len(word) > 1 for word in self.params.bad_words)
+        is_adjusted = self.params.penalises or has_long_bad_words or self.constraint is not None
+        return is_adjusted or self.computes_whole_prompt
+
+    @property
     def num_uncomputed_tokens(self) -> int:
         return self.num_tokens - self.num_computed_tokens
 
@@ -122,7 +134,7 @@ class Request:
 
     def append(self, sampled: Sampled) -> None:
         """Take a sampled token, and finish if it ends the completion."""
-        token_id = sampled.token_id
+        token_id, self.num_pending_tokens = sampled.token_id, 0
         self.output_token_ids.append(token_id)
         if sampled.logprobs is not None:
             self.output_logprobs.append(sampled.logprobs)
@@ -138,4 +150,5 @@ class Request:
 
     def finish(self, reason: FinishReason, error: str | None = None) -> None:
         assert self.status < RequestStatus.FINISHED
+        self.num_pending_tokens = 0
         self.status, self.finish_reason, self.error = RequestStatus.FINISHED, reason, error

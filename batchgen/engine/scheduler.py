@@ -12,6 +12,12 @@ computed, and each step lets it catch up (the idea of vLLM's scheduler). The rul
 4. When a chunk ends a row's prompt, its logits give the first token of every sample of the row. The later samples hold
    the prompt's blocks from then on, and are the next to be admitted.
 5. When the pool is full after all, the request admitted last gives its blocks back and is the first to come again.
+6. A step may be decided while the one before is under way. The tokens that one gives are pending: they count, and a
+   request whose last token is pending leaves at once. Nobody is preempted or failed whose pending token may end it.
+
+A request that ends by what its pending token is, has one token in the step under way that nobody wants. Its blocks go
+to others all the same: on the device steps come one after the other, so that whatever a later step copies or writes
+comes after the write of that token, which lies behind the prompt's tokens and so behind all that others may share.
 """
 
 from __future__ import annotations
@@ -58,38 +64,53 @@ class Scheduler:
         assert 0 < request.num_prompt_tokens <= self.capacity_tokens
         self.waiting.append(request)
 
-    def schedule(self) -> SchedulerOutput:
-        """Decide one step and apply the decision to the blocks; the tokens count as computed from here on."""
+    def schedule(self, under_way: SchedulerOutput | None = None) -> SchedulerOutput:
+        """Decide one step and apply the decision to the blocks; the tokens count as computed from here on.
+
+        `under_way` is the step before where its outcomes are not known yet. Raises CapacityError when a step of one
+        token was too large for the device.
+        """
+        if not self.max_batched_tokens:
+            raise CapacityError(
+                "the device has no memory left for a step of a single token; the rows that are finished are kept: "
+                "lower engine.memory_fraction or engine.num_blocks, and run the same command again"
+            )
+        if under_way is not None:
+            self._expect(under_way.sampled_requests)
         self.blocks.begin_step()
         step = SchedulerOutput(self.max_batched_tokens)
-        self._schedule_running(step)
-        if not (step.preempted or step.failed):
+        if self._schedule_running(step) and not step.preempted:
             self._admit_waiting(step)
         return step
 
     def update(self, step: SchedulerOutput, outcomes: Sequence[Outcome]) -> list[Request]:
-        """Take what `step.sampled_requests` got; returns the requests that ended."""
-        sampled = step.sampled_requests
-        for request, outcome in zip(sampled, outcomes, strict=True):
+        """Take what `step.sampled_requests` got; returns the requests that ended. Steps come in their order."""
+        finished = list(step.failed)
+        for request, outcome in zip(step.sampled_requests, outcomes, strict=True):
+            if request.status >= RequestStatus.FINISHED:
+                continue  # by the step before, when this one was under way
             if isinstance(outcome, Failed):
                 request.finish(FinishReason.ERROR, outcome.error)
             else:
                 request.append(outcome)
-        finished = step.failed + [request for request in sampled if request.status is RequestStatus.FINISHED]
+            if request.status >= RequestStatus.FINISHED:
+                finished.append(request)
         for request in finished:
             self._finish(request)
         if finished:
-            self._remove_finished()
+            self._let_go()
         return finished
 
     def take_back(self, step: SchedulerOutput) -> None:
         """Nothing of the step was computed, for want of memory: undo it, and make steps at most half as large.
 
-        Everything that runs gives its blocks back and comes again in the same order; nobody but the requests knew of
-        the step. Raises CapacityError when a step of one token was too large.
+        The outcomes of the step before are known. Everything that runs gives its blocks back and comes again in the
+        same order; nobody but the requests knew of the step.
         """
         assert not step.failed, "there was something to compute"
-        self._halve(step.num_tokens)
+        # A row that decodes takes one token, so rows are limited by tokens.
+        self.max_batched_tokens = step.num_tokens // 2
+        self.max_num_seqs = min(self.max_num_seqs, self.max_batched_tokens)
         self.cache.forget_step()
         for chunk in step.chunks:
             chunk.request.num_computed_tokens = chunk.start
@@ -99,22 +120,23 @@ class Scheduler:
         for admission in step.admissions:
             self._take_back_admission(admission)
 
-    def _halve(self, num_tokens: int) -> None:
-        """A row that decodes takes one token, so rows are limited by tokens."""
-        if num_tokens == 1:
-            raise CapacityError(
-                "the device has no memory left for a step of a single token; the rows that are finished are kept: "
-                "lower engine.memory_fraction or engine.num_blocks, and run the same command again"
-            )
-        self.max_batched_tokens = num_tokens // 2
-        self.max_num_seqs = min(self.max_num_seqs, self.max_batched_tokens)
+    def _expect(self, sampled: Sequence[Request]) -> None:
+        """These get a token from the step under way; whoever gets its last one needs its blocks no more."""
+        for request in sampled:
+            request.num_pending_tokens = int(request.status < RequestStatus.FINISHED)
+        over = [request for request in sampled if request.is_over]
+        for request in over:
+            self.blocks.give_back(request)
+        if over:
+            self._let_go()
 
-    def _remove_finished(self) -> None:
-        self.waiting = deque(request for request in self.waiting if request.status < RequestStatus.FINISHED)
-        unfinished = {r.row_index for r in (*self.running, *self.waiting) if r.status < RequestStatus.FINISHED}
+    def _let_go(self) -> None:
+        """Whoever is over leaves."""
+        self.waiting = deque(request for request in self.waiting if not request.is_over)
+        unfinished = {request.row_index for request in (*self.running, *self.waiting) if not request.is_over}
         running: list[Request] = []
         for request in self.running:
-            if request.status < RequestStatus.FINISHED:
+            if not request.is_over:
                 running.append(request)
             elif running and request.shared_with_next is not None:
                 before = running[-1]
@@ -127,13 +149,17 @@ class Scheduler:
 
     # Running requests
 
-    def _schedule_running(self, step: SchedulerOutput) -> None:
+    def _schedule_running(self, step: SchedulerOutput) -> bool:
+        """False if one of them had no room."""
         for request in self._running_in_order():
             if step.num_tokens_left == 0:
                 break
             num_tokens = step.most_tokens(request)
-            if num_tokens and self._make_room(request, num_tokens, step):
+            if num_tokens and not self._make_room(request, num_tokens, step):
+                return False
+            if num_tokens:
                 self._schedule_chunk(request, num_tokens, step)
+        return True
 
     def _running_in_order(self) -> Iterator[Request]:
         """The running requests, also while the last of them are being preempted."""
@@ -143,11 +169,13 @@ class Scheduler:
             position += 1
 
     def _make_room(self, request: Request, num_tokens: int, step: SchedulerOutput) -> bool:
-        """Preempt from the back until the chunk fits; False if `request` itself had to go."""
+        """Preempt from the back until the chunk fits; False if `request` itself had to go, or must wait for results."""
         stop = request.num_computed_tokens + num_tokens
         while (needed := self.blocks.num_missing(request, stop)) > self.cache.num_available:
             step.num_refused_though_free += self.cache.pool.num_free >= needed
             victim = self.running[-1] if len(self.running) > 1 else self._last_waiting_holder()
+            if (victim or request).num_pending_tokens:
+                return False
             if victim is None:
                 self._fail(request, step)
                 return False

@@ -171,8 +171,7 @@ def brute_force_ceiling(prompts: Prompts, block_size: int) -> int:
     broken_rows=st.frozensets(st.integers(0, 15), max_size=2),
 )
 def test_a_pool_as_small_as_can_be_loses_no_row_and_no_token(job: RandomJob, broken_rows: frozenset[int]) -> None:
-    engine = job.engine()
-    engine.runner = CheckingRunner(job.block_size, broken_rows)
+    engine = job.engine(CheckingRunner(job.block_size, broken_rows))
     done = finish(engine, job.requests())
     assert sorted(request.row_index for request in done) == list(range(len(job.prompts)))
     for request in done:
