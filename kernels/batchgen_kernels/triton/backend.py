@@ -21,6 +21,7 @@ from batchgen_kernels.sampling import Chosen, SamplingRows
 from batchgen_kernels.triton.attention import Parts, Places, attend_items
 from batchgen_kernels.triton.launch import Launch, LaunchKey, arch_of, constants, launches
 from batchgen_kernels.triton.merge import merge_parts
+from batchgen_kernels.triton.sample import choose
 from batchgen_kernels.triton.store import store_kv
 from batchgen_kernels.triton.work import ITEM_FIELDS, Capacity, Tiling, Work, decode_capacity, plan_work
 
@@ -168,7 +169,7 @@ class TritonBackend:
 
     def choose(self, logits: Tensor, rows: SamplingRows | None) -> Chosen:
         """See `sampling.SamplingBackend`."""
-        return reference_sampling.choose(logits, rows)
+        return reference_sampling.choose(logits, None) if rows is None else choose(logits, rows)
 
 
 def _shape(query: Tensor, cache: LayerCache) -> LayerShape:
