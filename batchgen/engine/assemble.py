@@ -52,16 +52,27 @@ def assemble_engine(
     unused_token_ids: npt.ArrayLike,
     settings: EngineSettings,
 ) -> Engine:
+    """Scheduler and runner; see `assemble_runner`."""
+    runner = assemble_runner(model, layers, backend, unused_token_ids, settings)
+    return Engine(make_scheduler(settings), runner, RunStats(settings.block_size, settings.max_model_len))
+
+
+def assemble_runner(
+    model: PreTrainedModel,
+    layers: Sequence[AttentionLayer],
+    backend: Backend,
+    unused_token_ids: npt.ArrayLike,
+    settings: EngineSettings,
+) -> ModelRunner:
     """Allocate the KV cache and connect the model to it. `model` was built with our attention implementation."""
     caches = allocate(layers, settings.num_blocks, settings.block_size, model.dtype, model.device)
     attention = StepAttention(backend, caches)
     install(model, [model.get_submodule(layer.module) for layer in layers], attention.layer)
     sampler = Sampler(torch.from_numpy(np.asarray(unused_token_ids, np.int64)).to(model.device), backend)
-    graphs = (
-        DecodeGraphs(model, attention, settings.max_num_seqs, settings.max_blocks) if settings.replay_decodes else None
-    )
-    runner = ModelRunner(model, attention, sampler, settings.block_size, lag=settings.lag, graphs=graphs)
-    return Engine(make_scheduler(settings), runner, RunStats(settings.block_size, settings.max_model_len))
+    graphs = None
+    if settings.replay_decodes:
+        graphs = DecodeGraphs(model, attention, settings.max_num_seqs, settings.max_blocks)
+    return ModelRunner(model, attention, sampler, settings.block_size, lag=settings.lag, graphs=graphs)
 
 
 def make_scheduler(settings: EngineSettings) -> Scheduler:
