@@ -53,6 +53,7 @@ class DecodeGraphs:
         self._recorder = Recorder(model.device)
         self._recorded: dict[int, _Recorded] = {}
         self.can_record = True
+        self.seconds = 0.0  # spent recording
 
     def run(self, input_ids: Tensor, position_ids: Tensor, step: AttentionStep) -> Tensor:
         """The next tokens' logits [rows, vocab] float32, overwritten by the next call; ids and positions [rows].
@@ -105,4 +106,4 @@ class DecodeGraphs:
                 "cannot be captured (%s)",
                 str(error).splitlines()[0],
             )
-        log.debug("a decode step of %d rows recorded in %.2f s", size, time.perf_counter() - start)
+        self.seconds += time.perf_counter() - start
