@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from batchgen.engine.engine import Engine
-from batchgen.engine.request import Request
 from batchgen.engine.runner import ModelRunner
 from batchgen.engine.step import SchedulerOutput
 from batchgen.models.decode_graphs import graph_sizes
@@ -134,17 +133,17 @@ class WatchedRunner:
             return self.runner.start(step)
 
 
-def draw_all_ways(requests: Sequence[Request]) -> None:
-    for request in requests[::2]:
-        request.params = SamplingParams(temperature=0.8, top_p=0.9, logprobs=2)
-
-
-def test_no_step_reads_from_the_device_while_it_begins() -> None:
-    engine = make_engine(context_model(), **LOOP)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_step_reads_from_the_device_while_it_begins(family: str) -> None:
+    engine = make_engine(FAMILIES[family](), **LOOP)
     engine.runner = WatchedRunner(engine.runner)  # type: ignore[arg-type]
-    requests = make_requests(PROMPTS, 16)
-    draw_all_ways(requests)
-    assert len(run(engine, requests)) == len(PROMPTS)
+    requests = make_requests(PROMPTS[3:], 16)
+    for request in requests:
+        request.max_tokens = 6
+    requests[0].params = SamplingParams(temperature=0.8, top_p=0.9, logprobs=2)
+    requests[1].params = SamplingParams(logit_bias=((65, 5.0),), min_tokens=3, frequency_penalty=0.5)
+    requests[2].params = SamplingParams(prompt_logprobs=0)
+    assert len(run(engine, requests)) == len(requests)
 
 
 def test_the_watch_sees_a_read() -> None:
