@@ -36,7 +36,7 @@ def graph_sizes(max_rows: int) -> list[int]:
 @dataclass(frozen=True, slots=True)
 class _Recorded:
     prepared: PreparedForReplay
-    replay: Callable[[], None]
+    replay: Callable[[], object]
 
 
 class DecodeGraphs:

@@ -22,14 +22,23 @@ Array = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 def to_device(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
     """Arrays of 8-byte numbers as views of one tensor on the device: one copy, which a GPU makes when it comes to it.
 
-    The host's side is fresh every time: torch keeps pinned memory and gives it out again when its copy is done.
+    The host's side is fresh every time: torch keeps pinned memory and gives it out again when its copy is done. Every
+    array begins on 16 bytes, for kernels are compiled anew for pointers that do not.
     """
-    sizes = [array.size for array in arrays]
-    host = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
-    np.concatenate([array.reshape(-1).view(np.int64) for array in arrays], out=host.numpy())
-    parts = torch.split(host.to(device, non_blocking=True), sizes)
-    dtypes = [torch.float64 if array.dtype == np.float64 else torch.int64 for array in arrays]
-    return [part.view(dtype).view(array.shape) for part, dtype, array in zip(parts, dtypes, arrays, strict=True)]
+    ends = np.cumsum([array.size + array.size % 2 for array in arrays]).tolist()
+    host = torch.zeros(ends[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
+    packed = host.numpy()
+    starts = [0, *ends[:-1]]
+    for start, array in zip(starts, arrays, strict=True):
+        packed[start : start + array.size] = array.reshape(-1).view(np.int64)
+    on_device = host.to(device, non_blocking=True)
+    return [
+        on_device[start : start + array.size].view(_DTYPES[array.dtype]).view(array.shape)
+        for start, array in zip(starts, arrays, strict=True)
+    ]
+
+
+_DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.float64): torch.float64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +85,7 @@ class Recorder:
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
-    def record(self, call: Callable[[], None]) -> Callable[[], None]:
+    def record(self, call: Callable[[], object]) -> Callable[[], object]:
         """`call` again, over the same tensors: a CUDA graph of what it launches, or on a CPU itself.
 
         Raises RuntimeError where it cannot be captured: it allocates what it should not, or waits for the device.

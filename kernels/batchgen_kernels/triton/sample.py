@@ -89,7 +89,11 @@ def _search(
     return low
 
 
-@triton.jit
+# Columns of a step may begin anywhere; that is no reason to compile again.
+_COLUMNS = ["temperatures_ptr", "top_p_ptr", "min_p_ptr", "top_k_ptr"]
+
+
+@triton.jit(do_not_specialize_on_alignment=_COLUMNS)
 def choose_kernel(
     logits_ptr: tl.tensor,  # [rows, vocab]
     temperatures_ptr: tl.tensor,  # [rows] float32; 0: the best token
@@ -123,8 +127,9 @@ def choose_kernel(
     best = tl.where(has_nan > 0, float("nan"), best)
     tl.store(best_ptr + row, best)
     temperature = tl.load(temperatures_ptr + row)
-    if (best - best != 0.0) | (temperature == 0.0):  # not finite, or nothing to draw
-        tl.store(tokens_ptr + row, tl.where(best - best != 0.0, 0, token).to(tl.int64))
+    is_finite = tl.abs(best) < float("inf")
+    if (temperature == 0.0) | (is_finite == 0):
+        tl.store(tokens_ptr + row, tl.where(is_finite, token, 0).to(tl.int64))
         return
     sharpness = 1.4426950408889634 / temperature
     least = _flip(worst.to(tl.int32, bitcast=True))
