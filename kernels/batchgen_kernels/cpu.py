@@ -81,7 +81,7 @@ class CpuBackend:
         """See `contract.AttentionBackend`."""
         step = prepared.step
         if _needs_reference(step, key, value, options):
-            return self._reference.attend(query, key, value, cache, step, options)
+            return self._reference.attend(query, key, value, cache, self._reference.prepare(step), options)
         slots = step.slot_mapping.numpy()
         for new, pool in ((key, cache.key), (value, cache.value)):
             cpu_pages.write_rows(as_bits(new), as_bits(pool), slots)
