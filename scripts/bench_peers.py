@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from hashlib import blake2b
 from pathlib import Path
 
 import click
@@ -23,6 +24,7 @@ from batchgen.io.readers import open_input
 from batchgen.job.load import Job
 from batchgen.job.target import Target, inspect_target
 from batchgen.job.tokenise import row_encoder, tokenise
+from batchgen.models.identity import model_identity
 from batchgen.models.load import load_weights
 from batchgen.plan.token_store import TokenStore
 from batchgen.sampling_params import SamplingParams
@@ -57,7 +59,7 @@ class Work:
     """What a driver is given."""
 
     model: str  # a Hugging Face folder
-    converted: str  # where a driver may keep the model in a form of its own, without the engine's name
+    converted: str  # where the driver may keep the model in a form of its own
     prompts: list[list[int]]
     warmup: list[list[int]]  # prompts that share no first token run with the others
     num_samples: int  # of each prompt
@@ -92,8 +94,8 @@ def make_work(job: Job) -> Work:
     target = inspect_target(job)
     params = target.params
     max_tokens = _forced_length(job, params)
-    prompts = _prompts(job, target)
     model = save_plain_model(job, target)
+    prompts = _prompts(job, target)
     return Work(
         model=str(model),
         converted=str(model),
@@ -125,10 +127,13 @@ def _prompts(job: Job, target: Target) -> list[list[int]]:
         return [rows.store[position].tolist() for position in range(len(rows))]
 
 
-def save_plain_model(job: Job, target: Target, models: Path = MODELS) -> Path:
-    """The job's model as a Hugging Face folder in the type that the job computes in; whole, or not there at all."""
-    dtype = str(target.info.dtype).removeprefix("torch.")
-    folder = models / f"{Path(job.spec.model.path).stem}-{dtype}"
+def save_plain_model(job: Job, target: Target) -> Path:
+    """The job's model as a Hugging Face folder in the type that the job computes in; whole, or not there at all.
+
+    `target` must not have been used yet. Another model, or one that has changed, gets another folder.
+    """
+    identity = json.dumps(model_identity(target.info, job.spec.model)).encode()
+    folder = MODELS / f"{Path(job.spec.model.path).stem}-{blake2b(identity, digest_size=4).hexdigest()}"
     if not folder.exists():
         partial = folder.with_name(f"{folder.name}.partial")
         load_weights(target.info, job.spec.model, torch.device("cpu"), "eager").save_pretrained(partial)
