@@ -8,7 +8,7 @@ transformers makes no mask, and causality and windows are the backend's.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -25,7 +25,9 @@ from batchgen_kernels import (
     BlockGroup,
     CpuBackend,
     LayerCache,
+    PreparedForReplay,
     ReferenceBackend,
+    ReplayBackend,
     copy_blocks,
 )
 
@@ -35,6 +37,8 @@ __all__ = [
     "AttentionStep",
     "Backend",
     "BlockGroup",
+    "PreparedForReplay",
+    "ReplayBackend",
     "StepAttention",
     "install",
     "make_backend",
@@ -124,20 +128,26 @@ def options_of(module: nn.Module, keywords: dict[str, Any]) -> AttentionOptions:
 
 @dataclass(slots=True)
 class StepAttention:
-    """The attention of the step being run, shared by the handles of all layers."""
+    """The attention of the step being run, shared by the handles of all layers: `prepared` is what they attend with."""
 
     backend: AttentionBackend
     caches: list[LayerCache]
     prepared: Any = None
     repeated: Tensor | None = None  # tokens of the step whose K and V go to a second slot
 
-    def begin(self, step: AttentionStep, copies: Sequence[tuple[int, int]] = ()) -> None:
-        """Called once before the forward of a step. `copies`: block by block, from where and to where."""
-        if copies:
+    def copy(self, copies: Tensor) -> None:
+        """Copy blocks [2, C], from where and to where, in all layers."""
+        if copies.numel():
             for cache in self.caches:
-                copy_blocks(cache, copies)
-        self.prepared = self.backend.prepare(step)
-        self.repeated = step.repeated
+                copy_blocks(cache, *copies)
+
+    def begin(self, step: AttentionStep) -> None:
+        """Called once before the forward of a step."""
+        self.begin_prepared(self.backend.prepare(step), step.repeated)
+
+    def begin_prepared(self, prepared: Any, repeated: Tensor | None = None) -> None:
+        """The same for a step that the backend has prepared."""
+        self.prepared, self.repeated = prepared, repeated
 
     def layer(self, index: int) -> Attend:
         """The handle of one attention module."""

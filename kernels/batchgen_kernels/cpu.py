@@ -91,7 +91,7 @@ class CpuBackend:
         """See `contract.AttentionBackend`."""
         step = prepared.step
         if _needs_reference(step, key, value, options):
-            return self._reference.attend(query, key, value, cache, step, options)
+            return self._reference.attend(query, key, value, cache, self._reference.prepare(step), options)
         slots = step.slot_mapping.numpy()
         pool = self._pool(cache)
         cpu_pages.write_rows(as_bits(key), pool.key, slots)
