@@ -23,10 +23,10 @@ import torch
 
 from batchgen.engine.assemble import EngineSettings, make_scheduler
 from batchgen.engine.batch import make_batch
+from batchgen.engine.block_tables import BlockTables
 from batchgen.engine.engine import Engine, Ready
 from batchgen.engine.outcome import Sampled
 from batchgen.engine.request import Request
-from batchgen.engine.sampler import sampling_rows
 from batchgen.engine.step import SchedulerOutput
 from batchgen.sampling_params import SamplingParams
 from batchgen.stats.counters import RunStats
@@ -48,14 +48,14 @@ class StandIn:
 
     def __init__(self) -> None:
         self._backend = CpuBackend()
+        self._tables = BlockTables()
         self.seconds = 0.0
         self.is_decode = False
 
     def start(self, step: SchedulerOutput) -> Ready:
         begin = time.thread_time()
-        batch = make_batch(step.chunks, _BLOCK_SIZE, _CPU, step.repeats)
+        batch = make_batch(step, self._tables, _BLOCK_SIZE, _CPU)
         self._backend.prepare(batch.attention).of(_HEADS_PER_KV_HEAD)
-        sampling_rows(step.sampled_requests, _CPU)
         self.seconds = time.thread_time() - begin
         self.is_decode = not any(chunk.is_prefill for chunk in step.chunks)
         return Ready([Sampled(7)] * len(step.sampled_requests))
