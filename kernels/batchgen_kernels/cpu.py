@@ -8,6 +8,7 @@ heads of less than 64 bytes are computed by the reference.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -96,7 +97,7 @@ class CpuBackend:
                 step.block_tables.numpy(),
                 tasks.rows,
                 tasks.costs,
-                np.float32(options.scale),
+                np.float32(options.scale / math.log(2)),
                 state,
                 as_bits(output),
                 prepared.num_threads,

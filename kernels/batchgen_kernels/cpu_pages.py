@@ -27,6 +27,7 @@ from batchgen_kernels.vector import (
     ROWS,
     address,
     exponential,
+    exponentials,
     greatest,
     multiply,
     narrow,
@@ -253,21 +254,19 @@ def _weigh(
     """One step of the online softmax: scores become weights; what was summed so far is scaled to the new maximum."""
     width = total.shape[1] - 2
     for row in range(num_rows):
-        limit = min(limits[row] - start, num_keys)
-        for key in range(_KEYS):
-            scores[row, key] = scores[row, key] * scale if key < limit else np.float32(-np.inf)
+        for key in range(max(min(limits[row] - start, num_keys), 0), _KEYS):
+            scores[row, key] = -np.inf
+        line = address(scores) + row * _KEYS * 4
         before = total[row, width]
-        most = max(before, greatest(address(scores) + row * _KEYS * 4, _KEYS))
-        added = np.float32(0)
-        for key in range(_KEYS):
-            weight = exponential(scores[row, key] - most)
-            added += weight
-            weights[row, key] = narrow(weights, weight)
-        factor = exponential(before - most)
-        for column in range(width):
-            total[row, column] *= factor
-        total[row, width] = most
-        total[row, width + 1] = total[row, width + 1] * factor + added
+        most = max(before, greatest(line, _KEYS) * scale)
+        added = exponentials(weights, line, _KEYS, scale, most, address(weights) + row * _KEYS * weights.itemsize)
+        if most > before:
+            factor = exponential(before - most)
+            for column in range(width):
+                total[row, column] *= factor
+            total[row, width + 1] *= factor
+            total[row, width] = most
+        total[row, width + 1] += added
 
 
 @compiled()
@@ -293,11 +292,11 @@ def _sum_values(paired: Any, weights: Any, num_rows: Any, num_words: Any, total:
 def _is_finite(values: Any, rows: Any, first: Any, num_keys: Any) -> Any:
     """Whether the values that not all queries see are finite: a weight of 0 does not remove one that is not."""
     flat = values.reshape((-1, values.shape[3]))
+    zeros = np.float32(0)
     for key in range(max(first, 0), num_keys):
         for column in range(values.shape[3]):
-            if not np.isfinite(widen(flat[rows[key], column])):
-                return False
-    return True
+            zeros += widen(flat[rows[key], column]) * np.float32(0)
+    return zeros == 0
 
 
 @compiled()

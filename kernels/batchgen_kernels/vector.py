@@ -12,18 +12,18 @@ from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding as llvm
-import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES = 16
 ROWS = 4  # of the left matrix that `multiply` takes at once
-COLUMNS = 2 * LANES  # of the right matrix
+_FEATURES = llvm.get_host_cpu_features()
+# of the right matrix: as many as there are registers to sum in
+COLUMNS = 4 * LANES if _FEATURES.get("avx512f") else LANES
 
-
-_HAS_BFLOAT16 = bool(llvm.get_host_cpu_features().get("avx512bf16"))
+_HAS_BFLOAT16 = bool(_FEATURES.get("avx512bf16"))
 
 _BYTE = ir.IntType(8)
 _SIZE = ir.IntType(64)
@@ -252,30 +252,61 @@ def narrow(_context: Any, like: Any, number: Any) -> Any:
     return like.dtype(like, types.float32), generate
 
 
-@intrinsic
-def _power_of_two(_context: Any, exponent: Any) -> Any:
-    """2 ** exponent as float32, for an int32 exponent from -126 to 127, by its bits."""
+# of 2 ** r for |r| <= 1/2, from r ** 6 down: the series of exp(r log 2), its error spread evenly
+_POWERS = (1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)
+_TO_INTEGER = 1.5 * 2.0**23  # a float32 this large has no fraction: adding it rounds, its last bits are the integer
+
+
+def _exp2(builder: Any, x: Any) -> Any:
+    """2 ** x for x <= 0 in float32 vectors, 0 below -126; not a number stays so."""
+
+    def floats(value: float) -> Any:
+        return ir.Constant(_FLOATS, [value] * LANES)
+
+    least = builder.fcmp_ordered("<", x, floats(-126.0))
+    # An instruction without flags would get the function's, and these sums are not to be reordered.
+    shifted = builder.fadd(x, floats(_TO_INTEGER), flags=("contract",))
+    whole = builder.fsub(shifted, floats(_TO_INTEGER), flags=("contract",))
+    r = builder.fsub(x, whole, flags=("contract",))
+    power = floats(_POWERS[0])
+    for factor in _POWERS[1:]:
+        power = _fma(builder, floats(factor), power, r)
+    exponent = builder.shl(builder.bitcast(shifted, _WORDS), ir.Constant(_WORDS, [23] * LANES))
+    exponent = builder.add(exponent, ir.Constant(_WORDS, [127 << 23] * LANES))
+    return builder.select(least, floats(0.0), builder.fmul(power, builder.bitcast(exponent, _FLOATS)))
+
+
+@intrinsic(prefer_literal=True)
+def exponentials(_context: Any, like: Any, numbers: Any, size: Any, scale: Any, most: Any, out: Any) -> Any:
+    """out [size] = 2 ** (numbers [size] * scale - most), as the array `like` stores numbers; returns their sum.
+
+    `numbers` and `out` are addresses, `size` a literal, no exponent above 0.
+    """
+    kind = ir.VectorType(_FLOAT_TYPES[like.dtype], LANES)
+    item = 4 if kind.element is _FLOAT else 2
 
     def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        biased = builder.add(arguments[0], ir.Constant(_WORD, 127))
-        return builder.bitcast(builder.shl(biased, ir.Constant(_WORD, 23)), _FLOAT)
+        factor, offset = (_splat(builder, number, _FLOATS) for number in (arguments[3], builder.fneg(arguments[4])))
+        total = ir.Constant(_FLOATS, [0.0] * LANES)
+        for first in range(0, size.literal_value, LANES):
+            number = _load(builder, builder.add(arguments[1], _constant(4 * first)), _FLOATS)
+            power = _exp2(builder, _fma(builder, offset, number, factor))
+            total = builder.fadd(total, power)
+            stored = power if item == 4 else builder.fptrunc(power, kind)
+            _store(builder, stored, builder.add(arguments[5], _constant(item * first)))
+        name = f"llvm.vector.reduce.fadd.v{LANES}f32"
+        reduce = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_FLOAT, (_FLOAT, _FLOATS)), name)
+        return builder.call(reduce, (ir.Constant(_FLOAT, -0.0), total), fastmath=("reassoc",))
 
-    return types.float32(types.int32), generate
+    address, number = types.int64, types.float32
+    return number(like, address, size, number, number, address), generate
 
 
-@njit(fastmath={"contract"}, inline="always")
-def exponential(x: Any) -> Any:
-    """exp(x) for x <= 0 in float32, to 2 units in the last place; loops over it become vectors.
+@intrinsic
+def exponential(_context: Any, x: Any) -> Any:
+    """2 ** x for x <= 0."""
 
-    x = n log 2 + r with |r| <= log 2 / 2; the polynomial is that of Cephes' expf (S. Moshier).
-    """
-    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
-    r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
-    p = np.float32(1.9875691500e-4)
-    p = p * r + np.float32(1.3981999507e-3)
-    p = p * r + np.float32(8.3334519073e-3)
-    p = p * r + np.float32(4.1665795894e-2)
-    p = p * r + np.float32(1.6666665459e-1)
-    p = p * r + np.float32(5.0000001201e-1)
-    power = (p * r * r + r + np.float32(1.0)) * _power_of_two(np.int32(n))
-    return np.float32(0.0) if x < np.float32(-87.0) else power
+    def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.extract_element(_exp2(builder, _splat(builder, arguments[0], _FLOATS)), ir.Constant(_WORD, 0))
+
+    return types.float32(types.float32), generate
