@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
 import click
 
 from batchgen.engine.assemble import EngineSettings, make_scheduler
-from batchgen.engine.engine import Engine
-from batchgen.engine.outcome import Outcome, Sampled
+from batchgen.engine.engine import Engine, Ready
+from batchgen.engine.outcome import Sampled
 from batchgen.engine.request import Request
 from batchgen.engine.step import SchedulerOutput
 from batchgen.io.readers import open_input
@@ -41,8 +40,10 @@ class NoBadRows:
 class StandIn:
     """Answers every sampled chunk with token 0."""
 
-    def run(self, step: SchedulerOutput) -> Sequence[Outcome]:
-        return [Sampled(0)] * len(step.sampled_requests)
+    lag = 0
+
+    def start(self, step: SchedulerOutput) -> Ready:
+        return Ready([Sampled(0)] * len(step.sampled_requests))
 
 
 def drive(rows: TokenisedRows, plan: Plan, target: Target, block_size: int, num_blocks: int) -> RunStats:

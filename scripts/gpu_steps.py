@@ -26,10 +26,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from batchgen.engine import philox
 from batchgen.engine.assemble import EngineSettings, assemble_engine
-from batchgen.engine.engine import Engine
-from batchgen.engine.outcome import Outcome
+from batchgen.engine.engine import Engine, InFlight
 from batchgen.engine.request import Request
 from batchgen.engine.runner import ModelRunner
 from batchgen.engine.step import SchedulerOutput
@@ -39,7 +37,7 @@ from batchgen.models.probe import AttentionLayer, probe_attention
 from batchgen.plan.order import lexicographic_order, visiting_order
 from batchgen.plan.token_store import PackedTokens
 from batchgen.sampling_params import SamplingParams
-from batchgen_kernels import AttentionOptions, AttentionStep, BlockGroup, LayerCache
+from batchgen_kernels import AttentionOptions, AttentionStep, BlockGroup, LayerCache, philox
 from batchgen_kernels.contract import write_kv
 from batchgen_kernels.triton import TritonBackend
 from batchgen_kernels.triton.store import store_kv
@@ -456,9 +454,13 @@ class Recorder:
     runner: ModelRunner
     steps: list[StepSize] = field(default_factory=list)
 
-    def run(self, step: SchedulerOutput) -> Sequence[Outcome]:
+    @property
+    def lag(self) -> int:
+        return self.runner.lag
+
+    def start(self, step: SchedulerOutput) -> InFlight:
         self.steps.append(StepSize.of(step, self.runner.block_size))
-        return self.runner.run(step)
+        return self.runner.start(step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ def is_adjusted(request: Request) -> bool:
         params.penalises
         or params.logit_bias
         or params.bad_words
-        or len(request.output_token_ids) < params.min_tokens
+        or request.num_output_tokens < params.min_tokens
         or request.constraint is not None
     )
 
@@ -97,7 +97,7 @@ def _forbidden(request: Request, vocab_size: int) -> TokenArray:
     """Tokens that must not come next: ends of bad words, and all that ends a completion below min_tokens."""
     params, output = request.params, request.output_token_ids
     ids = [word[-1] for word in params.bad_words if len(word) == 1 or tuple(output[1 - len(word) :]) == word[:-1]]
-    if len(output) < params.min_tokens:
+    if request.num_output_tokens < params.min_tokens:
         ids += [token for token in request.end_token_ids if token < vocab_size]
     return _array(ids)
 

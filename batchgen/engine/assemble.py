@@ -17,7 +17,7 @@ from batchgen.engine.prefix_cache import PrefixCache
 from batchgen.engine.runner import ModelRunner
 from batchgen.engine.sampler import Sampler
 from batchgen.engine.scheduler import Scheduler
-from batchgen.models.attention import AttentionBackend, StepAttention, install
+from batchgen.models.attention import Backend, StepAttention, install
 from batchgen.models.kv_cache import allocate
 from batchgen.models.probe import AttentionLayer
 from batchgen.stats.counters import RunStats
@@ -40,7 +40,7 @@ class EngineSettings:
 def assemble_engine(
     model: PreTrainedModel,
     layers: Sequence[AttentionLayer],
-    backend: AttentionBackend,
+    backend: Backend,
     unused_token_ids: npt.ArrayLike,
     settings: EngineSettings,
 ) -> Engine:
@@ -48,7 +48,7 @@ def assemble_engine(
     caches = allocate(layers, settings.num_blocks, settings.block_size, model.dtype, model.device)
     attention = StepAttention(backend, caches)
     install(model, [model.get_submodule(layer.module) for layer in layers], attention.layer)
-    sampler = Sampler(torch.from_numpy(np.asarray(unused_token_ids, np.int64)).to(model.device))
+    sampler = Sampler(torch.from_numpy(np.asarray(unused_token_ids, np.int64)).to(model.device), backend)
     runner = ModelRunner(model, attention, sampler, settings.block_size)
     return Engine(make_scheduler(settings), runner, RunStats(settings.block_size, settings.max_model_len))
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from batchgen.engine.step import ScheduledChunk
+from batchgen.engine.step import Repeat, ScheduledChunk
 from batchgen.models.attention import AttentionStep, BlockGroup
 from batchgen.plan.groups import prefix_groups
 
@@ -28,7 +28,9 @@ class Batch:
     attention: AttentionStep
 
 
-def make_batch(chunks: Sequence[ScheduledChunk], block_size: int, device: torch.device) -> Batch:
+def make_batch(
+    chunks: Sequence[ScheduledChunk], block_size: int, device: torch.device, repeats: Sequence[Repeat] = ()
+) -> Batch:
     """The tensors of these chunks on `device`. `chunks` is not empty."""
     sizes = np.array([chunk.num_tokens for chunk in chunks])
     starts = np.array([chunk.start for chunk in chunks])
@@ -37,6 +39,7 @@ def make_batch(chunks: Sequence[ScheduledChunk], block_size: int, device: torch.
     positions = np.arange(ends[-1]) - np.repeat(ends - sizes - starts, sizes)
     tables = _block_tables(chunks)
     slots = tables[rows, positions // block_size] * block_size + positions % block_size
+    repeated, repeat_slots = _repeated(chunks, repeats, ends - sizes - starts, block_size)
     token_ids = [token for chunk in chunks for token in chunk.request.token_ids(chunk.start, chunk.stop)]
     sampled = [row for row, chunk in enumerate(chunks) if chunk.samples]
     scored = [row for row, chunk in enumerate(chunks) if chunk.scored]
@@ -54,7 +57,8 @@ def make_batch(chunks: Sequence[ScheduledChunk], block_size: int, device: torch.
         num_sampled=len(sampled),
         scored=[chunks[row] for row in scored],
         attention=AttentionStep(
-            slot_mapping=put(slots),
+            slot_mapping=put(np.concatenate([slots, repeat_slots])),
+            repeated=put(repeated) if len(repeated) else None,
             block_tables=put(tables),
             query_starts=[0, *ends.tolist()],
             seq_lens=(starts + sizes).tolist(),
@@ -62,6 +66,18 @@ def make_batch(chunks: Sequence[ScheduledChunk], block_size: int, device: torch.
             block_size=block_size,
         ),
     )
+
+
+def _repeated(
+    chunks: Sequence[ScheduledChunk], repeats: Sequence[Repeat], shifts: npt.NDArray[np.int64], block_size: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Places in the step of the tokens with a second slot, and those slots. `shifts`: position -> place, one a row."""
+    shift_of = {id(chunk.request): shift for chunk, shift in zip(chunks, shifts.tolist(), strict=True)}
+    positions = [np.arange(repeat.start, repeat.stop) for repeat in repeats]
+    places = [each + shift_of[id(repeat.request)] for each, repeat in zip(positions, repeats, strict=True)]
+    slots = [repeat.target * block_size + each % block_size for each, repeat in zip(positions, repeats, strict=True)]
+    none = np.empty(0, np.int64)
+    return np.concatenate([none, *places]), np.concatenate([none, *slots])
 
 
 def _block_tables(chunks: Sequence[ScheduledChunk]) -> npt.NDArray[np.int64]:

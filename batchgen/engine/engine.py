@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from batchgen.engine.observer import Observer
@@ -16,11 +17,36 @@ from batchgen.stats.counters import RunStats
 log = logging.getLogger("batchgen")
 
 
-class Runner(Protocol):
-    """Computes a step; `ModelRunner` with a real model."""
+class InFlight(Protocol):
+    """A step under way."""
 
-    def run(self, step: SchedulerOutput) -> Sequence[Outcome]:
-        """For every sampled request in order: the next token, or the error that ends it. Raises OutOfMemory."""
+    def outcomes(self) -> Sequence[Outcome]:
+        """For every sampled request in order: the next token, or the error that ends it. Waits for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A step whose outcomes were there as soon as it had begun."""
+
+    known: Sequence[Outcome]
+
+    def outcomes(self) -> Sequence[Outcome]:
+        return self.known
+
+
+class Runner(Protocol):
+    """Computes steps, in the order in which they begin; `ModelRunner` with a real model."""
+
+    @property
+    def lag(self) -> int:
+        """How many steps may be under way while the next one is scheduled: 0 or 1."""
+
+    def start(self, step: SchedulerOutput) -> InFlight:
+        """Begin to compute a step. Raises OutOfMemory, and then nothing of the step was computed.
+
+        With a lag, some of the tokens it is to compute may be pending (`Request.num_pending_tokens`): the step before,
+        which is still under way, samples them.
+        """
 
 
 class Engine:
@@ -49,7 +75,7 @@ class Engine:
         self._observer.begin_step()
         step = self.scheduler.schedule()
         try:
-            outcomes = self.runner.run(step)
+            outcomes = self.runner.start(step).outcomes()
         except OutOfMemory:
             self.scheduler.take_back(step)
             self._say_smaller(step)

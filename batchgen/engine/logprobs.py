@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from batchgen.engine.outcome import TokenLogprobs
+
+
+class Measured(NamedTuple):
+    """Of one token a row, still on the device."""
+
+    tokens: Tensor  # [rows]
+    logprobs: Tensor  # [rows]
+    ranks: Tensor  # [rows], from 1
+    top_ids: Tensor  # [rows, most of num_top]
+    top_logprobs: Tensor  # [rows, most of num_top]
+    num_top: Sequence[int]  # [rows]
+
+    def read(self) -> list[TokenLogprobs]:
+        """Waits for the device."""
+        *columns, num_top = self
+        return [
+            TokenLogprobs(token_id, logprob, rank, tuple(zip(ids[:num], values[:num], strict=True)))
+            for token_id, logprob, rank, ids, values, num in zip(
+                *(column.tolist() for column in columns), num_top, strict=True
+            )
+        ]
 
 
 def raw_logprobs(logits: Tensor, unused_token_ids: Tensor) -> Tensor:
@@ -20,15 +42,9 @@ def raw_logprobs(logits: Tensor, unused_token_ids: Tensor) -> Tensor:
     return logprobs
 
 
-def logprobs_of(logprobs: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
-    """For each row of `logprobs` [rows, vocab] those of its token and of its `num_top` best."""
-    tokens = torch.tensor(token_ids, device=logprobs.device)[:, None]
-    chosen = logprobs.gather(-1, tokens)
+def measure(logprobs: Tensor, tokens: Tensor, num_top: Sequence[int]) -> Measured:
+    """For each row of `logprobs` [rows, vocab] those of its token, `tokens` [rows], and of its `num_top` best."""
+    chosen = logprobs.gather(-1, tokens[:, None])
     ranks = (logprobs > chosen).sum(-1) + 1
     values, ids = logprobs.topk(min(max(num_top), logprobs.shape[-1]), -1)
-    return [
-        TokenLogprobs(token_id, logprob, rank, tuple(zip(row_ids[:num], row_values[:num], strict=True)))
-        for token_id, logprob, rank, row_ids, row_values, num in zip(
-            token_ids, chosen[:, 0].tolist(), ranks.tolist(), ids.tolist(), values.tolist(), num_top, strict=True
-        )
-    ]
+    return Measured(tokens, chosen[:, 0], ranks, ids, values, num_top)

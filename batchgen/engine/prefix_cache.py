@@ -61,7 +61,7 @@ class PrefixCache:
         self._block_ids: dict[tuple[int | None, bytes], int] = {}
         self._blocks: dict[int, CachedBlock] = {}
         self._roots: dict[int, None] = {}  # the children of no block
-        self._new: set[int] = set()  # indexed in this step, so not computed before it
+        self._new: set[int] = set()  # indexed in this step
         self._awaits_copy: int | None = None  # kept only until the next row has copied its beginning
         # (eviction key, block): the smallest key goes first. Entries of blocks no longer idle are skipped lazily.
         self._idle_heap: list[tuple[tuple[int, int], int]] = []
@@ -99,12 +99,11 @@ class PrefixCache:
             self._blocks[block_id].has_later_row = False
 
     def half_match(self, parent: int | None, token_ids: TokenIds) -> HalfMatch | None:
-        """The block behind `parent` that came last and is computed, if it begins as `token_ids` do. Changes nothing.
+        """The block behind `parent` that came last, if it begins as `token_ids` do. Changes nothing.
 
         In depth-first order no other has more in common with the row that is next.
         """
-        siblings = self._siblings(parent)
-        source = next((block_id for block_id in reversed(siblings) if block_id not in self._new), None)
+        source = next(reversed(self._siblings(parent)), None)
         if source is None:
             return None
         tokens = np.frombuffer(self._blocks[source].tokens, token_ids.dtype)[: len(token_ids)]

@@ -16,6 +16,8 @@ from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
 from batchgen.stats.prompt_tokens import PromptTokens
 
+PENDING_TOKEN = -1  # stands for a token that a step under way gives: the device has it, the host not yet
+
 
 class RequestStatus(IntEnum):
     """Where a request is. Finished comes last, so that `status >= FINISHED` is the test."""
@@ -79,6 +81,7 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     output_logprobs: list[TokenLogprobs] = field(default_factory=list)  # one a token where params.logprobs asks
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the prompt's second token on; by the runner
+    num_pending_tokens: int = 0  # tokens of the completion that a step under way gives
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     origin: PromptTokens | None = None  # set once, at the first admission, for the counters
@@ -92,9 +95,14 @@ class Request:
         return len(self.prompt_token_ids)
 
     @property
+    def num_output_tokens(self) -> int:
+        """Tokens of the completion so far, those included that are pending."""
+        return len(self.output_token_ids) + self.num_pending_tokens
+
+    @property
     def num_tokens(self) -> int:
-        """Tokens known so far; `num_computed_tokens` catches up with this number."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
+        """Tokens so far; `num_computed_tokens` catches up with this number."""
+        return len(self.prompt_token_ids) + self.num_output_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -106,10 +114,11 @@ class Request:
         return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     def token_ids(self, start: int, stop: int) -> list[int]:
-        """Tokens `[start, stop)` of prompt and completion together."""
+        """Tokens `[start, stop)` of prompt and completion together, PENDING_TOKEN for those that are pending."""
         num_prompt = self.num_prompt_tokens
         ids: list[int] = self.prompt_token_ids[start : min(stop, num_prompt)].tolist() if start < num_prompt else []
-        return ids + self.output_token_ids[max(start - num_prompt, 0) : max(stop - num_prompt, 0)]
+        ids += self.output_token_ids[max(start - num_prompt, 0) : max(stop - num_prompt, 0)]
+        return ids + [PENDING_TOKEN] * (min(stop, self.num_tokens) - start - len(ids))
 
     def append(self, sampled: Sampled) -> None:
         """Take a sampled token, and finish if it ends the completion."""

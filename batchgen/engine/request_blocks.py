@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batchgen.engine.prefix_cache import HalfMatch, PrefixCache
+from batchgen.engine.block_origin import BlockOrigin, Computed
+from batchgen.engine.prefix_cache import PrefixCache
 from batchgen.engine.request import Request, RequestStatus
-from batchgen.engine.step import BlockCopy
+from batchgen.engine.step import BlockCopy, Repeat
+from batchgen.plan.token_store import TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class FoundBlocks:
 
     chain: list[int]  # all full blocks that it begins with
     matched: list[int]  # those of them that the request can take
-    half: HalfMatch | None = None  # where the first tokens behind those can be copied from
+    half: BlockOrigin | None = None  # where the first tokens behind those can be copied from
 
     @property
     def num_copied(self) -> int:
@@ -38,6 +40,12 @@ class RequestBlocks:
     def __init__(self, cache: PrefixCache) -> None:
         self.cache = cache
         self._size = cache.block_size
+        self._origins: dict[int, BlockOrigin] = {}  # of the prompt blocks that this step fills
+
+    def begin_step(self) -> None:
+        """What was scheduled so far is computed now."""
+        self.cache.begin_step()
+        self._origins.clear()
 
     def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._size)
@@ -74,7 +82,14 @@ class RequestBlocks:
         # What comes back takes no more than it had: the rest was accounted for as not found.
         limit = request.num_tokens - 1 if request.num_cached_tokens is None else request.num_lost_tokens
         wanted = request.prompt_token_ids[len(matched) * self._size : limit][: self._size]
-        return FoundBlocks(chain, matched, self.cache.half_match(matched[-1] if matched else None, wanted))
+        return FoundBlocks(chain, matched, self._find_half(matched[-1] if matched else None, wanted))
+
+    def _find_half(self, parent: int | None, wanted: TokenIds) -> BlockOrigin | None:
+        half = self.cache.half_match(parent, wanted)
+        if half is None:
+            return None
+        origin = self._origins.get(half.block_id)
+        return BlockOrigin(half.block_id, half.num_tokens) if origin is None else origin.first(half.num_tokens)
 
     def take(self, request: Request, found: FoundBlocks) -> None:
         """Give a request what was found of it. What is to be copied has no block before `extend`."""
@@ -89,23 +104,22 @@ class RequestBlocks:
         if request.num_cached_tokens is None:
             request.num_cached_tokens = request.num_computed_tokens
 
-    def copies_for(self, request: Request, found: FoundBlocks) -> list[BlockCopy]:
-        """What must be copied for a request that took `found` and was extended since.
-
-        The source may be the target: nobody wanted it any more, and it was the first block at hand.
-        """
+    def copies_for(self, request: Request, found: FoundBlocks) -> tuple[list[BlockCopy], list[Repeat]]:
+        """What must be copied for a request that took `found` and was extended since, of earlier steps and of this."""
         if found.half is None:
-            return []
-        copy = BlockCopy(found.half.block_id, request.block_table[len(found.matched)])
-        return [] if copy.source == copy.target else [copy]
+            return [], []
+        target = request.block_table[len(found.matched)]
+        if target in self._origins:
+            self._origins[target] = found.half.followed_by(self._origins[target].computed)
+        return found.half.copies(target), found.half.repeats(target)
 
     def extend(self, request: Request, stop: int) -> list[BlockCopy]:
         """Slots for tokens up to `stop`, which count as computed from here on; returns what must be copied first."""
         copies = [self._own_last_block(request)] if self.writes_to_shared(request) else []
         for _ in range(self.num_blocks(stop) - len(request.block_table)):
             request.block_table.append(self.cache.allocate())
-        request.num_computed_tokens = stop
-        self._index_prompt(request)
+        start, request.num_computed_tokens = request.num_computed_tokens, stop
+        self._index_prompt(request, start)
         return copies
 
     def _own_last_block(self, request: Request) -> BlockCopy:
@@ -137,10 +151,10 @@ class RequestBlocks:
         request.num_computed_tokens = 0
         request.num_indexed_blocks = 0
 
-    def _index_prompt(self, request: Request) -> None:
+    def _index_prompt(self, request: Request, start: int) -> None:
         """Let later rows share the prompt's blocks that are full now, and copy from its last one once it is there.
 
-        Only the prompt's: completions are not shared.
+        Only the prompt's: completions are not shared. This step computes the tokens from `start` on.
         """
         size, num_prompt = self._size, request.num_prompt_tokens
         is_whole = request.num_computed_tokens >= num_prompt
@@ -151,7 +165,11 @@ class RequestBlocks:
             num_kept = _num_kept(request, position * size, len(tokens), size)
             # Refused where an equal block is there: this row's last one, whose last token it had to compute again, or
             # all of them where it computes its whole prompt.
-            self.cache.insert(request.block_table[position], parent, tokens.tobytes(), num_kept=num_kept)
+            if self.cache.insert(request.block_table[position], parent, tokens.tobytes(), num_kept=num_kept):
+                first = max(start, position * size)
+                computed = Computed(request, first, position * size + len(tokens))
+                block_id = request.block_table[position]
+                self._origins[block_id] = BlockOrigin(block_id, first - position * size, (computed,))
         request.num_indexed_blocks = max(request.num_indexed_blocks, num_blocks)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from batchgen.engine.batch import make_batch
+from batchgen.engine.engine import Ready
 from batchgen.engine.outcome import Outcome
 from batchgen.engine.sampler import Sampler
 from batchgen.engine.step import OutOfMemory, ScheduledChunk, SchedulerOutput
@@ -19,6 +20,8 @@ from batchgen.models.device import is_out_of_memory, release_freed_memory
 class ModelRunner:
     """One flattened forward a step: prefill chunks and decodes together, logits only where a row samples."""
 
+    lag = 0
+
     def __init__(self, model: PreTrainedModel, attention: StepAttention, sampler: Sampler, block_size: int) -> None:
         self.model = model
         self.attention = attention
@@ -26,16 +29,16 @@ class ModelRunner:
         self.block_size = block_size
 
     @torch.inference_mode()
-    def run(self, step: SchedulerOutput) -> list[Outcome]:
-        """For every sampled request in order: the next token, or the error that ends it.
+    def start(self, step: SchedulerOutput) -> Ready:
+        """Compute a step.
 
         What the model says of prompt tokens goes straight to their requests: nothing is decided by it. Raises
         OutOfMemory.
         """
         if not step.chunks:
-            return []
+            return Ready([])
         try:
-            return self._compute(step)
+            return Ready(self._compute(step))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -44,7 +47,7 @@ class ModelRunner:
         raise OutOfMemory
 
     def _compute(self, step: SchedulerOutput) -> list[Outcome]:
-        batch = make_batch(step.chunks, self.block_size, self.model.device)
+        batch = make_batch(step.chunks, self.block_size, self.model.device, step.repeats)
         self.attention.begin(batch.attention, step.copies)
         output = self.model(
             input_ids=batch.input_ids,
@@ -56,7 +59,7 @@ class ModelRunner:
         logits = output.logits[0, : batch.num_sampled]
         if len(batch.draws) > len(logits):  # several samples of a row begin from one row of logits
             logits = logits[batch.draws]
-        return self.sampler(logits, step.sampled_requests)
+        return self.sampler.choose(logits, step.sampled_requests).outcomes()
 
     def _score(self, logits: Tensor, chunks: Sequence[ScheduledChunk]) -> None:
         """`logits` [scored places, vocab] -> the prompt logprobs of the chunks' requests."""

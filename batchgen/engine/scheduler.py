@@ -7,7 +7,8 @@ computed, and each step lets it catch up (the idea of vLLM's scheduler). The rul
    whose own log-probabilities are asked for the number of prompt logits that a step holds.
 2. Then waiting requests strictly in order, none skipped, while the pool can be expected to see them to their end.
 3. A prompt block enters the prefix cache when the chunk that fills it is scheduled, so that rows of the same step share
-   it: every layer writes K and V before it attends. The beginning of a block is copied from an earlier step's only.
+   it: every layer writes K and V before it attends. So can the beginning of a block: what the step computes of it is
+   written twice, the rest copied.
 4. When a chunk ends a row's prompt, its logits give the first token of every sample of the row. The later samples hold
    the prompt's blocks from then on, and are the next to be admitted.
 5. When the pool is full after all, the request admitted last gives its blocks back and is the first to come again.
@@ -59,7 +60,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Decide one step and apply the decision to the blocks; the tokens count as computed from here on."""
-        self.cache.begin_step()
+        self.blocks.begin_step()
         step = SchedulerOutput(self.max_batched_tokens)
         self._schedule_running(step)
         if not (step.preempted or step.failed):
@@ -208,7 +209,9 @@ class Scheduler:
         num_tokens = step.most_tokens(request)
         if num_tokens and self._make_room(request, num_tokens, step):
             self._schedule_chunk(request, num_tokens, step)
-            step.copies += self.blocks.copies_for(request, found)
+            copies, repeats = self.blocks.copies_for(request, found)
+            step.copies += copies
+            step.repeats += repeats
 
     def _reservation(self) -> Reservation:
         reservation = Reservation(self.blocks, self.expected_tokens)

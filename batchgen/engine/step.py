@@ -56,6 +56,15 @@ class BlockCopy(NamedTuple):
     target: int
 
 
+class Repeat(NamedTuple):
+    """K and V of the tokens `[start, stop)` of a request, computed in this step, go to block `target` too."""
+
+    request: Request
+    start: int
+    stop: int
+    target: int  # at the same places in the block
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
     """A request that got its first blocks, or got them again after a preemption."""
@@ -75,6 +84,7 @@ class SchedulerOutput:
     num_prompt_logits_left: int = MAX_PROMPT_LOGITS
     chunks: list[ScheduledChunk] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
+    repeats: list[Repeat] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     failed: list[Request] = field(default_factory=list)  # alone in the pool and still too large for it

@@ -84,7 +84,7 @@ class JobPlan:
     num_bad: int
     bad_rows: Sequence[BadKind]  # the first few faults
     max_errors: int | None  # more bad rows than this and a run stops
-    num_samples: int  # of every row
+    num_samples: int  # of all rows that can run
     num_prompt_tokens: int
     num_unique_tokens: int  # that any engine must compute, block borders aside
     block_size: int
@@ -122,8 +122,8 @@ Lines = Iterator[tuple[str, str]]
 
 def _rows(plan: JobPlan) -> Lines:
     yield "rows", f"{plan.num_rows:,}: {plan.num_rows - plan.num_bad:,} good, {plan.num_bad:,} bad"
-    if plan.num_samples > 1:
-        yield "samples", f"{plan.num_samples:,} a row; its prompt counts, and is computed, once"
+    if plan.num_samples > plan.num_rows - plan.num_bad:
+        yield "samples", f"{plan.num_samples:,} completions; the prompt of a row counts, and is computed, once"
     for kind in plan.bad_rows:
         yield "  bad", f"{kind.error} ({count(kind.num_rows, 'row')})"
     if plan.max_errors is not None and plan.num_bad > plan.max_errors:

@@ -70,7 +70,7 @@ def _describe(
         num_bad=bad_rows.counts.num_failed,
         bad_rows=bad_rows.kinds(),
         max_errors=max_errors(job.spec),
-        num_samples=target.params.n,
+        num_samples=int(np.broadcast_to(rows.sampling.num_samples, len(rows))[plan.order].sum()),
         num_prompt_tokens=plan.num_prompt_tokens,
         num_unique_tokens=plan.num_unique_tokens,
         block_size=engine.block_size,

@@ -17,7 +17,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from batchgen.engine.philox import draw_key
+from batchgen.engine.draw_key import draw_key
 from batchgen.errors import InputError
 from batchgen.io.columns import missing_column, prompt_columns
 from batchgen.io.readers import Input

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -20,6 +21,7 @@ from batchgen_kernels import (
     AttentionBackend,
     AttentionOptions,
     AttentionStep,
+    Backend,
     BlockGroup,
     CpuBackend,
     LayerCache,
@@ -31,6 +33,7 @@ __all__ = [
     "IMPLEMENTATION",
     "AttentionBackend",
     "AttentionStep",
+    "Backend",
     "BlockGroup",
     "StepAttention",
     "install",
@@ -54,14 +57,14 @@ def is_triton_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _triton_backend() -> AttentionBackend:
+def _triton_backend() -> Backend:
     from batchgen_kernels.triton import TritonBackend  # imports triton
 
     return TritonBackend()
 
 
 # engine.attention -> backend
-_BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
+_BACKENDS: dict[str, Callable[[], Backend]] = {
     "torch": ReferenceBackend,
     "cpu": CpuBackend,
     "triton": _triton_backend,
@@ -71,7 +74,7 @@ _BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
 Attend = Callable[[nn.Module, Tensor, Tensor, Tensor, dict[str, Any]], Tensor]
 
 
-def make_backend(name: str) -> AttentionBackend:
+def make_backend(name: str) -> Backend:
     """The backend of a resolved `engine.attention`: torch | cpu | triton."""
     return _BACKENDS[name]()
 
@@ -120,6 +123,7 @@ class StepAttention:
     backend: AttentionBackend
     caches: list[LayerCache]
     prepared: Any = None
+    repeated: Tensor | None = None  # tokens of the step whose K and V go to a second slot
 
     def begin(self, step: AttentionStep, copies: Sequence[tuple[int, int]] = ()) -> None:
         """Called once before the forward of a step. `copies`: block by block, from where and to where."""
@@ -127,6 +131,7 @@ class StepAttention:
             for cache in self.caches:
                 copy_blocks(cache, copies)
         self.prepared = self.backend.prepare(step)
+        self.repeated = step.repeated
 
     def layer(self, index: int) -> Attend:
         """The handle of one attention module."""
@@ -135,6 +140,8 @@ class StepAttention:
         def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, keywords: dict[str, Any]) -> Tensor:
             # [1, heads, T, head_size] -> [T, heads, head_size]
             query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+            if self.repeated is not None:
+                key, value = (torch.cat([tensor, tensor[self.repeated]]) for tensor in (key, value))
             return self.backend.attend(query, key, value, cache, self.prepared, options_of(module, keywords))[None]
 
         return attend

@@ -56,10 +56,10 @@ def make_plan(
     longest = np.asarray(max_tokens, np.int64)
     depth_first = visiting_order(lexicographic, tokens, longest, block_size)
     visited = depth_first.positions if by_prefix else np.asarray(positions, np.int64)
-    seen, before = seen_lengths(lexicographic, visited), lexicographic.shared_with_before
+    seen = seen_lengths(lexicographic, visited)
     shared_with_next = depth_first.shared if by_prefix else None
     is_scored = np.broadcast_to(scored, len(tokens))
-    findable = np.where(is_scored[lexicographic.positions], 0, before) if share else np.zeros_like(before)
+    findable = _findable(lexicographic, is_scored[lexicographic.positions]) if share else np.zeros_like(lengths)
     return Plan(
         depth_first=depth_first,
         order=visited,
@@ -82,3 +82,17 @@ def make_plan(
             scored=is_scored[visited],
         ),
     )
+
+
+def _findable(lexicographic: Order, is_scored: npt.NDArray[np.bool_]) -> Lengths:
+    """For every prompt in lexicographic order the leading tokens that it finds when the order is the best one.
+
+    Scored prompts find nothing and leave all that they have to the others, so they would come first.
+    """
+    if not is_scored.any():
+        return lexicographic.shared_with_before
+    positions = lexicographic.positions
+    seen = seen_lengths(lexicographic, np.concatenate([positions[is_scored], positions[~is_scored]]))
+    findable = np.zeros_like(seen)
+    findable[~is_scored] = seen[np.count_nonzero(is_scored) :]
+    return findable

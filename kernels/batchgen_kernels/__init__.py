@@ -1,4 +1,4 @@
-"""Attention over a paged KV pool: one contract, several backends. Imports nothing of `batchgen`.
+"""Attention over a paged KV pool, and token choice: one contract each, several backends. Imports nothing of `batchgen`.
 
 reference   plain torch, the truth
 cpu         torch operations that read a group's shared blocks once for all its rows
@@ -17,15 +17,20 @@ from batchgen_kernels.contract import (
 )
 from batchgen_kernels.cpu import CpuBackend
 from batchgen_kernels.reference import ReferenceBackend
+from batchgen_kernels.sampling import Backend, Chosen, SamplingBackend, SamplingRows
 
 __all__ = [
     "AttentionBackend",
     "AttentionOptions",
     "AttentionStep",
+    "Backend",
     "BlockGroup",
+    "Chosen",
     "CpuBackend",
     "LayerCache",
     "ReferenceBackend",
+    "SamplingBackend",
+    "SamplingRows",
     "copy_blocks",
     "write_kv",
 ]

@@ -36,12 +36,13 @@ class AttentionStep:
     blocks `block_tables[r]`. The lists are the host's copy for backends that work row by row.
     """
 
-    slot_mapping: Tensor  # [T] int64: where each token's K and V go
+    slot_mapping: Tensor  # [T + C] int64: where each token's K and V go, then where those of `repeated` go too
     block_tables: Tensor  # [R, max_blocks] int64, padded with 0
     query_starts: Sequence[int]  # R + 1
     seq_lens: Sequence[int]  # R, this step's tokens included
     groups: Sequence[BlockGroup]  # disjoint, in the order of rows; blocks that only full, earlier tokens fill
     block_size: int
+    repeated: Tensor | None = None  # [C] int64: which of the T tokens have a second slot; None: not one
 
     @property
     def num_rows(self) -> int:
@@ -76,9 +77,9 @@ class AttentionBackend(Protocol):
     ) -> Tensor:
         """Write the step's K and V to their slots, then attend over the block tables.
 
-        query [T, num_heads, key_head_size], key [T, num_kv_heads, key_head_size], value [T, num_kv_heads,
-        value_head_size] -> [T, num_heads, value_head_size] in the dtype of `query`. Writing comes first, so a row sees
-        blocks that another row of the same step fills.
+        query [T, num_heads, key_head_size], key [W, num_kv_heads, key_head_size], value [W, num_kv_heads,
+        value_head_size] -> [T, num_heads, value_head_size] in the dtype of `query`; W = T + C, one for each slot of
+        `slot_mapping`. Writing comes first, so a row sees blocks that another row of the same step fills.
         """
 
 

@@ -18,11 +18,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from batchgen_kernels import cpu_pages, cpu_read
+from batchgen_kernels import cpu_pages, cpu_read, reference_sampling
 from batchgen_kernels.contract import AttentionOptions, AttentionStep, BlockGroup, LayerCache
 from batchgen_kernels.cpu_compile import as_bits
 from batchgen_kernels.llvm_vectors import LANES
 from batchgen_kernels.reference import ReferenceBackend
+from batchgen_kernels.sampling import Chosen, SamplingRows
 
 _MIN_SAVED_TOKENS = 256  # (rows - 1) * shared tokens: below this, reading them once does not pay for a task of its own
 _TASK_COST = 16  # of beginning and ending a tile, in keys
@@ -103,6 +104,10 @@ class CpuBackend:
                 prepared.num_threads,
             )
         return output
+
+    def choose(self, logits: Tensor, rows: SamplingRows | None) -> Chosen:
+        """See `sampling.SamplingBackend`."""
+        return reference_sampling.choose(logits, rows)
 
 
 def _saved_tokens(group: BlockGroup, block_size: int) -> int:

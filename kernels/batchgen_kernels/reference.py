@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from batchgen_kernels import reference_sampling
 from batchgen_kernels.contract import AttentionOptions, AttentionStep, LayerCache, write_kv
+from batchgen_kernels.sampling import Chosen, SamplingRows
 
 _MAX_SCORES = 1 << 24  # scores at a time, 64 MiB: a long prompt's square of scores is never whole in memory
 
@@ -30,6 +32,10 @@ class ReferenceBackend:
         write_kv(key, value, cache, step.slot_mapping)
         parts = [_attend_row(query, cache, step, row, options) for row in range(step.num_rows)]
         return torch.cat(parts).to(query.dtype)
+
+    def choose(self, logits: Tensor, rows: SamplingRows | None) -> Chosen:
+        """See `sampling.SamplingBackend`."""
+        return reference_sampling.choose(logits, rows)
 
 
 def _attend_row(query: Tensor, cache: LayerCache, step: AttentionStep, row: int, options: AttentionOptions) -> Tensor:

@@ -129,7 +129,7 @@ def test_plan_knows_the_limits_of_rows(run_tiny: TinyRunner) -> None:
     file = run_tiny.write(rows, input={"sampling": "own"}, sampling={"max_tokens": 20})
     plan = plan_job(load_job(file), quiet=True)
     assert plan.time.num_output_tokens == 2 * 3 + 20
-    assert (plan.num_rows, plan.num_bad) == (3, 1)
+    assert (plan.num_rows, plan.num_bad, plan.num_samples) == (3, 1, 3)
 
 
 def test_changed_values_of_a_row_are_another_job(run_tiny: TinyRunner) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from batchgen.engine.assemble import EngineSettings, make_scheduler
-from batchgen.engine.engine import Engine
+from batchgen.engine.engine import Engine, Ready
 from batchgen.engine.outcome import Failed, Outcome, Sampled
 from batchgen.engine.request import Request
 from batchgen.engine.step import SchedulerOutput
@@ -26,8 +26,13 @@ Prompts = Sequence[str]
 class CountingRunner:
     """Answers every sampled chunk with token 7 and remembers what was computed."""
 
+    lag = 0
+
     def __init__(self) -> None:
         self.computed: dict[int, list[int]] = {}  # row -> positions, in the order they were computed
+
+    def start(self, step: SchedulerOutput) -> Ready:
+        return Ready(self.run(step))
 
     def run(self, step: SchedulerOutput) -> list[Outcome]:
         for chunk in step.chunks:
@@ -92,6 +97,9 @@ class CheckingRunner(CountingRunner):
         for chunk in step.chunks:  # every layer writes before it attends
             for position in range(chunk.start, chunk.stop):
                 self.slots[self.slot(chunk.request, position)] = chunk.request.token_ids(0, position + 1)
+        for repeat in step.repeats:
+            for position in range(repeat.start, repeat.stop):
+                self.slots[repeat.target, position % self.block_size] = repeat.request.token_ids(0, position + 1)
         for chunk in step.chunks:
             tokens = chunk.request.token_ids(0, chunk.stop)
             for position in range(chunk.stop):

@@ -7,7 +7,7 @@ import torch
 
 from batchgen.engine.batch import Batch, make_batch
 from batchgen.engine.request import Request
-from batchgen.engine.step import ScheduledChunk
+from batchgen.engine.step import Repeat, ScheduledChunk
 from batchgen.sampling_params import SamplingParams
 
 
@@ -35,6 +35,14 @@ def test_tokens_positions_and_slots() -> None:
     assert batch.attention.query_starts == [0, 1, 2, 6]
     assert batch.attention.seq_lens == [8, 5, 4]
     assert batch.attention.block_tables.tolist() == [[5, 3], [5, 2], [0, 0]]
+
+
+def test_a_repeated_token_has_a_second_slot() -> None:
+    chunks = [chunk([1, 2, 3, 4, 5, 6, 7], [], [5, 3], 2, 5), chunk([1, 2, 3, 4, 5, 6, 8], [], [5, 2], 6, 1)]
+    attention = make_batch(chunks, 4, torch.device("cpu"), [Repeat(chunks[0].request, 4, 6, 2)]).attention
+    assert attention.slot_mapping.tolist() == [22, 23, 12, 13, 14, 10, 8, 9]
+    assert attention.repeated is not None
+    assert attention.repeated.tolist() == [2, 3]
 
 
 def test_only_chunks_that_reach_the_newest_token_are_sampled() -> None:

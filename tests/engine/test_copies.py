@@ -50,10 +50,34 @@ def test_rows_shorter_than_a_block_copy() -> None:
     assert engine.stats.prompt == PromptTokens(copied=2, tail=4)
 
 
-def test_what_is_computed_in_the_same_step_is_not_copied() -> None:
+def test_what_is_computed_in_the_same_step_is_written_twice() -> None:
     engine, _ = run(FULL_AND_HALF, max_num_seqs=2)
     assert engine.stats.num_steps == 1
-    assert engine.stats.prompt.copied == 0
+    assert engine.stats.prompt == PromptTokens(hit=4, copied=2, first=10)
+
+
+def test_half_of_a_step_is_copied_and_half_written_twice() -> None:
+    """The first row has half of its second block from step 1, and the rest from step 2, where the others come."""
+    engine = make_engine(max_num_seqs=4, max_batched_tokens=12, block_size=8)
+    engine.runner = CheckingRunner(8)
+    for request in make_requests(["a" * 8 + end for end in ("bbbbbbbb", "bbbbbbcc", "bbbbbbcd")], [1, 1, 1], 8):
+        engine.scheduler.add(request)
+    engine.step()
+    step = engine.scheduler.schedule()
+    source, first, second = (request.block_table[1] for request in engine.scheduler.running)
+    assert step.copies == [(source, first), (source, second)]
+    assert [(repeat.request.row_index, *repeat[1:]) for repeat in step.repeats] == [
+        (0, 12, 14, first),
+        (0, 12, 14, second),
+        (1, 14, 15, second),
+    ]
+    assert [chunk.num_tokens for chunk in step.chunks] == [4, 2, 1]
+
+
+def test_with_many_rows_at_once_every_shared_token_is_found() -> None:
+    engine, requests = run(["aaaab", "aaaabbc", "aaaabbd", "aaaabbde"], max_num_seqs=4)
+    assert engine.stats.num_steps == 1
+    assert [request.num_cached_tokens for request in requests] == [0, 5, 6, 7]
 
 
 def test_a_copy_comes_from_a_running_row_as_well() -> None:

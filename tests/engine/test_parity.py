@@ -20,7 +20,7 @@ from batchgen.models.probe import AttentionLayer, probe_attention
 from batchgen.plan.order import lexicographic_order, visiting_order
 from batchgen.plan.token_store import PackedTokens
 from batchgen.sampling_params import SamplingParams
-from batchgen_kernels import AttentionBackend, CpuBackend, ReferenceBackend
+from batchgen_kernels import Backend, CpuBackend, ReferenceBackend
 from batchgen_kernels.triton import TritonBackend
 from tests.tiny_models import VOCAB_SIZE, context_model, tiny_gemma2, tiny_gpt2, tiny_qwen3
 
@@ -31,7 +31,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "gemma2": tiny_gemma2,
     "gpt2": tiny_gpt2,
 }
-BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
+BACKENDS: dict[str, Callable[[], Backend]] = {
     "cpu": CpuBackend,
     "fused": CpuBackend,  # with the layers of models/fuse.py
     "reference": ReferenceBackend,
@@ -209,7 +209,7 @@ def test_rows_of_every_kind_share_a_step() -> None:
     for _ in range(40):
         step = engine.scheduler.schedule()
         seen.add((any(c.num_tokens > 1 for c in step.chunks), any(c.num_tokens == 1 for c in step.chunks)))
-        engine.scheduler.update(step, engine.runner.run(step))
+        engine.scheduler.update(step, engine.runner.start(step).outcomes())
     assert (True, True) in seen
 
 

@@ -162,13 +162,6 @@ def test_half_match_is_what_the_block_that_came_last_begins_with() -> None:
     assert cache.half_match(table[0], ids("xbbb")) is None
 
 
-def test_a_block_of_this_step_is_no_half_match() -> None:
-    cache = make_cache()
-    [old] = put_then_step(cache, "aaaa")
-    put(cache, "aabb")
-    assert cache.half_match(None, ids("aabc")) == (old, 2)
-
-
 def test_a_half_shared_block_waits_for_the_next_row_only() -> None:
     cache = make_cache()
     table = put(cache, "aaaabbbb")

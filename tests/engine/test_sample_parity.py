@@ -14,7 +14,7 @@ from batchgen.sampling_params import SamplingParams
 from tests.engine.test_parity import PROMPTS, make_engine, make_requests
 from tests.tiny_models import context_model
 
-N = 4
+N = 8
 ROWS = [PROMPTS[row] for row in (2, 4, 6, 8)]  # 16 tokens, 33, and two that share their first 40
 SAMPLED = SamplingParams(temperature=0.8, top_k=40)
 
@@ -68,7 +68,7 @@ def test_equals_separate_runs(block_size: int, prefix_cache: bool, max_num_seqs:
 @pytest.mark.parametrize("block_size", [8, 16])
 def test_preemption_of_a_sample_is_invisible(block_size: int, prefix_cache: bool) -> None:
     engine, outputs = together(
-        block_size=block_size, prefix_cache=prefix_cache, num_blocks=104 // block_size, expected_tokens=1
+        block_size=block_size, prefix_cache=prefix_cache, num_blocks=80 // block_size, expected_tokens=1
     )
     assert outputs == one_by_one()
     assert engine.stats.num_preemptions > 0

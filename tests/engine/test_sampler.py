@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from batchgen.engine.draw_key import draw_key
 from batchgen.engine.outcome import Failed, Sampled
-from batchgen.engine.philox import draw_key
 from batchgen.engine.request import Request
-from batchgen.engine.sampler import Sampler, _among_best
+from batchgen.engine.sampler import Sampler
 from batchgen.sampling_params import SamplingParams
+from batchgen_kernels import ReferenceBackend
 
 PROBS = torch.tensor([0.30, 0.05, 0.20, 0.02, 0.25, 0.08, 0.06, 0.04])
 NUM_DRAWS = 4000
@@ -23,12 +24,12 @@ def request(key: int = 0, **params: Any) -> Request:
 
 
 def sampler(*unused: int) -> Sampler:
-    return Sampler(torch.tensor(unused, dtype=torch.int64))
+    return Sampler(torch.tensor(unused, dtype=torch.int64), ReferenceBackend())
 
 
 def choose(logits: torch.Tensor, requests: list[Request], *unused: int) -> list[int]:
     """The chosen tokens, where no row fails."""
-    outcomes = sampler(*unused)(logits, requests)
+    outcomes = sampler(*unused).choose(logits, requests).outcomes()
     return [outcome.token_id for outcome in outcomes if isinstance(outcome, Sampled)]
 
 
@@ -93,27 +94,12 @@ def test_filters(params: dict[str, float], expected: torch.Tensor) -> None:
     assert_distributed(frequencies(PROBS.log(), temperature=1.0, **params), expected)
 
 
-def test_top_p_on_a_flat_distribution_looks_beyond_the_first_candidates() -> None:
+def test_top_p_on_a_flat_distribution() -> None:
     logits = torch.zeros(2000)
     logits[:1000] = 5.0  # 99.3 % of the mass, in a thousand equal parts
     counts = frequencies(logits, temperature=1.0, top_p=0.9)
     assert counts[1000:].sum() == 0
     assert (counts > 0).sum() > 900
-
-
-def test_only_rows_whose_candidates_are_too_few_are_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = torch.zeros(3, 2000)
-    logits[0, 5] = logits[2, 7] = 20.0
-    looked_at = []
-
-    def among_best(probs: torch.Tensor, *rest: Any) -> Any:
-        looked_at.append((len(probs), rest[-1]))
-        return _among_best(probs, *rest)
-
-    monkeypatch.setattr("batchgen.engine.sampler._among_best", among_best)
-    first, _, last = choose(logits, [request(key, temperature=1.0, top_p=0.9) for key in range(3)])
-    assert (first, last) == (5, 7)
-    assert looked_at == [(3, 64), (1, 512), (1, 2000)]
 
 
 def test_a_filter_of_one_row_leaves_its_neighbours_alone() -> None:
@@ -180,7 +166,7 @@ def test_draws_of_one_row_do_not_depend_on_each_other() -> None:
 def test_nothing_left_to_choose_fails_the_row_only() -> None:
     for temperature in (0.0, 1.0):
         rows = [request(temperature=temperature, bad_words=tuple((n,) for n in range(8))), request()]
-        first, second = sampler()(PROBS.log().expand(2, -1).clone(), rows)
+        first, second = sampler().choose(PROBS.log().expand(2, -1).clone(), rows).outcomes()
         assert isinstance(first, Failed)
         assert first.error.startswith("no token is left")
         assert second == Sampled(0)
@@ -188,7 +174,7 @@ def test_nothing_left_to_choose_fails_the_row_only() -> None:
 
 def test_logprobs_are_of_the_models_own_distribution() -> None:
     rows = [request(temperature=0.1, logit_bias=((3, 50.0),), logprobs=1), request(logprobs=0), request()]
-    first, second, third = sampler()(PROBS.log().expand(3, -1).clone(), rows)
+    first, second, third = sampler().choose(PROBS.log().expand(3, -1).clone(), rows).outcomes()
     assert isinstance(first, Sampled)
     assert first.logprobs is not None
     assert (first.token_id, first.logprobs.rank, first.logprobs.top[0][0]) == (3, 8, 0)
@@ -207,7 +193,7 @@ def test_rows_with_one_seed_draw_differently() -> None:
 def test_logits_that_are_not_finite_fail_their_row_only(bad: float) -> None:
     logits = PROBS.log().expand(2, -1).clone()
     logits[0, 3] = bad
-    first, second = sampler()(logits, [request(), request()])
+    first, second = sampler().choose(logits, [request(), request()]).outcomes()
     assert isinstance(first, Failed)
     assert "not finite" in first.error
     assert second == Sampled(0)

@@ -45,7 +45,7 @@ def test_the_last_token_of_a_prompt_is_always_computed() -> None:
     engine = make_engine()
     requests = make_requests(["aaaabbbb", "aaaabbbb"], [1, 1])
     finish(engine, requests)
-    assert [request.num_cached_tokens for request in requests] == [0, 4]
+    assert [request.num_cached_tokens for request in requests] == [0, 7]
 
 
 def test_admission_waits_for_the_blocks_a_row_is_expected_to_need() -> None:

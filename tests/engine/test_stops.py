@@ -15,6 +15,7 @@ from batchgen.engine.sampler import Sampler
 from batchgen.prompts.detokenize import Detokenizer, StopMatcher
 from batchgen.prompts.grammar import Grammars
 from batchgen.sampling_params import SamplingParams, Structured
+from batchgen_kernels import ReferenceBackend
 from tests.tiny_models import EOS, VOCAB_SIZE, byte_tokenizer
 
 OTHER_END, STOP_TOKEN = ord("]"), ord(";")
@@ -37,12 +38,12 @@ def complete(wanted: Sequence[int], max_tokens: int, **params: Any) -> Request:
         stop_condition=StopMatcher(DETOKENIZER, given.stop, given.min_tokens) if given.stop else None,
         constraint=GRAMMARS.constraint(given.structured, ends) if given.structured else None,
     )
-    sampler = Sampler(torch.tensor([VOCAB_SIZE - 1]))
+    sampler = Sampler(torch.tensor([VOCAB_SIZE - 1]), ReferenceBackend())
     for token in wanted:
         logits = torch.zeros(1, VOCAB_SIZE)
         logits[0, ord("x")] = 1.0
         logits[0, token] = 2.0
-        (outcome,) = sampler(logits, [request])
+        (outcome,) = sampler.choose(logits, [request]).outcomes()
         assert isinstance(outcome, Sampled)
         request.append(outcome)
         if request.status is RequestStatus.FINISHED:

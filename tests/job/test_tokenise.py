@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from batchgen.engine.philox import draw_key
+from batchgen.engine.draw_key import draw_key
 from batchgen.errors import InputError
 from batchgen.io.readers import open_input
 from batchgen.job.encode import RowEncoder

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from batchgen.engine import philox
+from batchgen_kernels import philox
 from batchgen_kernels.triton.uniform import uniform
 
 

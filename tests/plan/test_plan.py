@@ -59,6 +59,17 @@ def test_what_was_seen_is_right_where_long_outputs_go_first() -> None:
     assert plan.seen.tolist() == [0, 4, 5]  # the last one shares most with the first
 
 
+def test_a_scored_prompt_finds_nothing_and_leaves_all_to_the_others() -> None:
+    def ceiling(scored: list[bool]) -> int:
+        tokens = pack(["aaaabbbb1", "aaaabbbb2", "aaaa3"])
+        plan = make_plan(tokens, range(3), [1] * 3, block_size=4, max_num_seqs=1, by_prefix=True, scored=scored)
+        return plan.hit_ceiling
+
+    assert ceiling([False, False, False]) == 12
+    assert ceiling([False, True, False]) == 12  # row 0 can come after row 1
+    assert ceiling([True, True, False]) == 4
+
+
 def test_blocks_needed_are_the_distinct_blocks_of_the_job() -> None:
     # Rows store 12, 7, 12 and 7 tokens in 3, 2, 3 and 2 blocks; 3 of those are shared.
     assert plan_of().num_blocks_needed == 7

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from batchgen.engine.assemble import EngineSettings, make_scheduler
-from batchgen.engine.engine import Engine
-from batchgen.engine.outcome import Outcome, Sampled
+from batchgen.engine.engine import Engine, Ready
+from batchgen.engine.outcome import Sampled
 from batchgen.engine.request import Request
 from batchgen.engine.step import SchedulerOutput
 from batchgen.plan.groups import prefix_groups
@@ -28,8 +28,10 @@ SECONDS = {"inspect": 0.5, "tokenise": 1.0, "load": 2.0, "plan": 0.5, "run": 60.
 class IdleRunner:
     """Answers every sampled chunk with token 7."""
 
-    def run(self, step: SchedulerOutput) -> list[Outcome]:
-        return [Sampled(7)] * len(step.sampled_requests)
+    lag = 0
+
+    def start(self, step: SchedulerOutput) -> Ready:
+        return Ready([Sampled(7)] * len(step.sampled_requests))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from batchgen_kernels import reference_sampling
 from batchgen_kernels.contract import AttentionOptions, AttentionStep, LayerCache
+from batchgen_kernels.sampling import Chosen, SamplingRows
 from batchgen_kernels.triton.attention import Parts, Places, attend_items
 from batchgen_kernels.triton.launch import Launch, LaunchKey, arch_of, constants, launches
 from batchgen_kernels.triton.merge import merge_parts
@@ -168,6 +170,10 @@ class TritonBackend:
         if len(work.merged_tokens):
             merge_parts(parts.output, parts.lse, work.merged_tokens, work.partial_starts, output)
         return output
+
+    def choose(self, logits: Tensor, rows: SamplingRows | None) -> Chosen:
+        """See `sampling.SamplingBackend`."""
+        return reference_sampling.choose(logits, rows)
 
 
 def _shape(query: Tensor, cache: LayerCache) -> LayerShape:

@@ -4,18 +4,16 @@ Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011. Tested ag
 
 Any other implementation of a draw must map it thus (words are 32 bits, word 0 the lowest):
 
-    key 0, 1              low and high word of the row's 64-bit draw key (`draw_key`)
+    key 0, 1              low and high word of the row's 64-bit draw key
     counter 0, 1, 2, 3    token position (tokens the completion has before this one), sample index, 0, 0
     result words r0, r1   the 53-bit integer b = (r0 << 21) ^ (r1 >> 11); r2 and r3 are not used
     uniform               b * 2**-53 in float64, in [0, 1)
 
 A token is the first one whose cumulative probability, in float64 and in the order of token ids, exceeds
-uniform * total (`sampler.py`).
+uniform * total (`sampling.py`).
 """
 
 from __future__ import annotations
-
-from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
@@ -53,8 +51,3 @@ def uniform(
     high, low, _, _ = philox_4x32((positions & _LOW, samples, zero, zero), (keys & _LOW, keys >> _SHIFT))
     bits = (high << np.uint64(21)) ^ (low >> np.uint64(11))
     return bits.astype(np.float64) * 2.0**-53
-
-
-def draw_key(seed: int, row_key: bytes) -> int:
-    """The 64-bit generator key of a row: the job's seed and the row's own key, hashed together."""
-    return int.from_bytes(blake2b(row_key, digest_size=8, key=seed.to_bytes(8, "little")).digest(), "little")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from batchgen.engine.philox import draw_key, philox_4x32, uniform
+from batchgen_kernels.philox import philox_4x32, uniform
 
 ONES = 0xFFFFFFFF
 KNOWN_ANSWERS = [
@@ -43,9 +43,3 @@ def test_one_draw_does_not_depend_on_its_batch() -> None:
     keys, positions, samples = (np.array(values, np.uint64) for values in ([3, 9, 4], [0, 1, 2], [0, 0, 0]))
     alone = uniform(keys[1:2], positions[1:2], samples[1:2])
     assert uniform(keys, positions, samples)[1] == alone[0]
-
-
-def test_draw_key_depends_on_seed_and_row() -> None:
-    assert len({draw_key(0, b"a"), draw_key(1, b"a"), draw_key(0, b"b")}) == 3
-    assert draw_key(0, b"a") == draw_key(0, b"a")
-    assert 0 <= draw_key(2**63 - 1, b"a" * 16) < 2**64
