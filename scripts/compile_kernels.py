@@ -30,7 +30,7 @@ from triton.compiler import ASTSource
 from batchgen_kernels.triton.attention import attention_kernel, tile_of
 from batchgen_kernels.triton.launch import REGIMES, Launch, LaunchKey, launches, table_rows
 from batchgen_kernels.triton.merge import merge_kernel
-from batchgen_kernels.triton.sample import sample_kernel
+from batchgen_kernels.triton.sample import choose_kernel
 from batchgen_kernels.triton.store import store_kernel
 from batchgen_kernels.triton.uniform import uniform_kernel
 from batchgen_kernels.triton.work import ITEM_FIELDS
@@ -146,9 +146,12 @@ def simple_builds(arch: str) -> Iterator[Build]:
     yield Build("merge bfloat16 128", arch, merge_kernel, types, {"VALUE_SIZE": 128, "VALUE_TILE": 128}, 1, 1)
     types = dict.fromkeys(("keys_ptr", "positions_ptr", "samples_ptr", "bits_ptr"), "*i64") | {"count": "i32"}
     yield Build("uniform", arch, uniform_kernel, types, {"TILE": 128}, 4, 1)
-    types = dict.fromkeys(("logits_ptr", "temperatures_ptr", "least_ptr"), "*fp32")
-    types |= {"draws_ptr": "*fp64", "tokens_ptr": "*i64", "vocab": "i32", "row_stride": "i32"}
-    yield Build("sample", arch, sample_kernel, types, {"TILE": 2048}, 8, 3)
+    types = dict.fromkeys(("temperatures_ptr", "top_p_ptr", "min_p_ptr", "best_ptr"), "*fp32")
+    types |= dict.fromkeys(("top_k_ptr", "bits_ptr", "tokens_ptr"), "*i64") | dict.fromkeys(
+        ("vocab", "row_stride"), "i32"
+    )
+    types |= {"logits_ptr": "*fp32"}
+    yield Build("choose filtered", arch, choose_kernel, types, {"IS_FILTERED": True, "TILE": 2048}, 8, 3)
 
 
 def compile_kernel(build: Build) -> Needs:

@@ -97,7 +97,8 @@ def load_steps(is_dry: bool) -> tuple[list[Step], str]:
             Step(f"{str(dtype).removeprefix('torch.')} kernels equal float32", 25, partial(bench.correctness, dtype))
             for dtype in bench.scale.dtypes
         ),
-        Step("engine equals generate", 40, bench.parity),
+        Step("engine equals generate", 30, bench.parity),
+        Step("graphs and lag equal the plain loop", 25, bench.loop),
         Step("decode attention", 20, bench.decode),
         Step("decode attention in a CUDA graph", 20, bench.decode_graph),
         Step("prefill attention", 10, bench.prefill),

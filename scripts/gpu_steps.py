@@ -18,6 +18,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -32,12 +33,13 @@ from batchgen.engine.request import Request
 from batchgen.engine.runner import ModelRunner
 from batchgen.engine.step import SchedulerOutput
 from batchgen.models.attention import IMPLEMENTATION
+from batchgen.models.decode_graphs import DecodeGraphs
 from batchgen.models.kv_cache import block_bytes
 from batchgen.models.probe import AttentionLayer, probe_attention
 from batchgen.plan.order import lexicographic_order, visiting_order
 from batchgen.plan.token_store import PackedTokens
 from batchgen.sampling_params import SamplingParams
-from batchgen_kernels import AttentionOptions, AttentionStep, BlockGroup, LayerCache, philox
+from batchgen_kernels import AttentionOptions, AttentionStep, Backend, BlockGroup, LayerCache, ReferenceBackend, philox
 from batchgen_kernels.contract import write_kv
 from batchgen_kernels.triton import TritonBackend
 from batchgen_kernels.triton.store import store_kv
@@ -191,12 +193,27 @@ class Bench:
             errors.append(float((found.cpu().float() - case.truth).abs().max()))
         return math.nan if any(map(math.isnan, errors)) else max(errors)
 
+    def loop(self, _: float) -> dict[str, Any]:
+        """Tokens of the whole loop (graphs, results one step late, choice on the device) against the plain one's.
+
+        Of greedy rows and of rows that draw, in float32. The plain loop attends and chooses in torch.
+        """
+        prompts, wrong = _parity_prompts(), []
+        each = [SamplingParams(), SamplingParams(temperature=0.8, top_k=50, top_p=0.9)]
+        for family, params in product(self.scale.families, each):
+            work = Work(prompts, [self.scale.parity_tokens + row for row in range(len(prompts))], params)
+            plain, whole = (
+                self._run(FAMILIES[family]().to(self.device), work, SHARE_ALL, math.inf, is_plain=is_plain)  # type: ignore[arg-type]
+                for is_plain in (True, False)
+            )
+            wrong += [f"{family} prompt {row}" for row in whole.outputs if whole.outputs[row] != plain.outputs[row]]
+            assert whole.can_record, f"the forward of {family} was not captured"
+        assert not wrong, f"tokens differ from the plain loop's: {', '.join(wrong)}"
+        return {"equal completions": len(prompts) * len(each) * len(self.scale.families)}
+
     def parity(self, _: float) -> dict[str, Any]:
         """Greedy tokens of the engine against those of `generate`, prompt by prompt, in float32."""
-        generator = np.random.default_rng(0)
-        prompts = [generator.integers(0, 256, length).tolist() for length in (1, 16, 33, 60)]
-        prompts += [prompts[-1][:40] + generator.integers(0, 256, extra).tolist() for extra in (0, 5)]
-        wrong = []
+        prompts, wrong = _parity_prompts(), []
         for family in self.scale.families:
             expected = [_generate(FAMILIES[family]().to(self.device), p, self.scale.parity_tokens) for p in prompts]  # type: ignore[arg-type]
             work = Work(prompts, [self.scale.parity_tokens] * len(prompts), SamplingParams())
@@ -274,7 +291,7 @@ class Bench:
     def idle(self, _: float) -> dict[str, Any]:
         """Kernel time of profiled steps over the wall time of as many steps before them, which no profiler slows."""
         before, count = self.scale.idle_steps
-        engine, requests = self._engine(self._model(IMPLEMENTATION), self._w1_work(), None)
+        engine, requests = self._engine(self._model(IMPLEMENTATION), self._w1_work(), TritonBackend())
         steps = engine.run(requests)
         _take(steps, before)
         begin = time.perf_counter()
@@ -336,9 +353,18 @@ class Bench:
             model = Qwen3ForCausalLM._from_config(config, dtype=self.dtype, attn_implementation=attention)  # type: ignore[no-untyped-call]
         return model.eval()  # type: ignore[no-any-return]
 
-    def _run(self, model: PreTrainedModel, work: Work, min_saved_bytes: float | None, deadline: float) -> Run:
+    def _run(
+        self,
+        model: PreTrainedModel,
+        work: Work,
+        min_saved_bytes: float | None,
+        deadline: float,
+        *,
+        is_plain: bool = False,
+    ) -> Run:
         """Drive the engine until the work or the time ends."""
-        engine, requests = self._engine(model, work, min_saved_bytes)
+        backend = ReferenceBackend() if is_plain else TritonBackend(min_saved_bytes)
+        engine, requests = self._engine(model, work, backend, is_plain=is_plain)
         recorder = Recorder(engine.runner)  # type: ignore[arg-type]
         engine.runner = recorder
         begin = time.perf_counter()
@@ -346,12 +372,13 @@ class Bench:
             if time.perf_counter() > deadline:
                 break
         seconds = time.perf_counter() - begin
-        return Run(seconds, recorder.steps, {request.row_index: request.output_token_ids for request in requests})
+        outputs = {request.row_index: request.output_token_ids for request in requests}
+        return Run(seconds, recorder.steps, outputs, recorder.runner.graphs)
 
     def _engine(
-        self, model: PreTrainedModel, work: Work, min_saved_bytes: float | None, block_size: int = 16
+        self, model: PreTrainedModel, work: Work, backend: Backend, *, is_plain: bool = False, block_size: int = 16
     ) -> tuple[Engine, list[Request]]:
-        """An engine with room for all of the work, or for what the memory holds."""
+        """An engine with room for all of the work, or for what the memory holds; `is_plain` or as on a GPU."""
         model.set_attn_implementation(IMPLEMENTATION)
         layers = _layers(model)
         needed = sum(-(-(len(p) + n) // block_size) for p, n in zip(work.prompts, work.max_tokens, strict=True)) + 1
@@ -361,9 +388,10 @@ class Bench:
             needed = min(needed, int(free * 0.8) // block_bytes(layers, block_size, model.dtype))
         longest = max(map(len, work.prompts)) + max(work.max_tokens)
         settings = EngineSettings(
-            needed, block_size, len(work.prompts), self.scale.max_batched_tokens, None, True, longest, True
-        )
-        engine = assemble_engine(model, layers, TritonBackend(min_saved_bytes), [], settings)
+            needed, block_size, len(work.prompts), self.scale.max_batched_tokens, None, True, longest, True,
+            lag=0 if is_plain else 1, replay_decodes=not is_plain,
+        )  # fmt: skip
+        engine = assemble_engine(model, layers, backend, [], settings)
         return engine, work.requests(block_size)
 
     def _time(self, work: Callable[[], object]) -> float:
@@ -470,6 +498,11 @@ class Run:
     seconds: float
     steps: list[StepSize]
     outputs: dict[int, list[int]]
+    graphs: DecodeGraphs | None
+
+    @property
+    def can_record(self) -> bool:
+        return self.graphs is not None and self.graphs.can_record
 
     def figures(self, work: Work) -> dict[str, Any]:
         num_tokens = sum(map(len, self.outputs.values()))
@@ -477,8 +510,16 @@ class Run:
             "output tokens/s": num_tokens / self.seconds,
             "seconds": self.seconds,
             "steps": len(self.steps),
+            "seconds recording graphs": self.graphs.seconds if self.graphs else 0.0,
             "complete": num_tokens == sum(work.max_tokens),
         }
+
+
+def _parity_prompts() -> list[list[int]]:
+    """Short and long ones, of which three share their first tokens."""
+    generator = np.random.default_rng(0)
+    prompts = [generator.integers(0, 256, length).tolist() for length in (1, 16, 33, 60)]
+    return prompts + [prompts[-1][:40] + generator.integers(0, 256, extra).tolist() for extra in (0, 5)]
 
 
 def _to(case: Case, device: torch.device) -> Case:
@@ -506,7 +547,7 @@ def _generate(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list
 
 
 def _take(steps: Iterator[list[Request]], count: int) -> None:
-    """Run `count` steps. Each ends with its tokens on the host, so the device is done with it."""
+    """Run `count` steps. Each ends with the tokens of the one before on the host: the device is one ahead at most."""
     for _ in range(count):
         assert next(steps, None) is not None, "the work ended before it could be measured"
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from batchgen.engine.request import Request
+from batchgen.models.device_queue import to_device
 from batchgen.sampling_params import SamplingParams
 
 TokenArray = npt.NDArray[np.int64]
@@ -55,7 +56,13 @@ def _pairs(token_ids: Sequence[TokenArray], device: torch.device) -> _Pairs:
     """The place of every token of every row."""
     rows = np.repeat(np.arange(len(token_ids)), [len(ids) for ids in token_ids])
     tokens = np.concatenate([np.empty(0, np.int64), *token_ids])
-    return _Pairs(torch.from_numpy(rows).to(device), torch.from_numpy(tokens).to(device))
+    return _Pairs(*to_device([rows, tokens], device))
+
+
+def _column(values: Iterable[float], device: torch.device) -> Tensor:
+    """[values] float32."""
+    (column,) = to_device([np.fromiter(values, np.float64)], device)
+    return column.float()
 
 
 def _array(values: Iterable[int]) -> TokenArray:
@@ -64,8 +71,7 @@ def _array(values: Iterable[int]) -> TokenArray:
 
 def _add_bias(logits: Tensor, params: Sequence[SamplingParams]) -> None:
     places = _pairs([_array(token for token, _ in each.logit_bias) for each in params], logits.device)
-    values = [value for each in params for _, value in each.logit_bias]
-    logits[places] += torch.tensor(values, dtype=torch.float32, device=logits.device)
+    logits[places] += _column((value for each in params for _, value in each.logit_bias), logits.device)
 
 
 def _penalise(logits: Tensor, requests: Sequence[Request]) -> None:
@@ -73,19 +79,17 @@ def _penalise(logits: Tensor, requests: Sequence[Request]) -> None:
 
     A pair that comes twice is read before it is written and gets one value twice, so nothing need be made unique.
     """
-
-    def column(values: Iterable[float]) -> Tensor:
-        return torch.tensor(list(values), dtype=torch.float32, device=logits.device)
-
     params = [request.params for request in requests]
     repeated = [_array(_repeated(request)) for request in requests]
     outputs = [_array(request.output_token_ids if request.params.penalises else ()) for request in requests]
     places = _pairs(repeated, logits.device)
-    factors, values = column(each.repetition_penalty for each in params)[places.rows], logits[places]
+    factors, values = _column((each.repetition_penalty for each in params), logits.device)[places.rows], logits[places]
     logits[places] = torch.where(values > 0, values / factors, values * factors)
     places = _pairs(outputs, logits.device)
-    logits.index_put_(places, -column(each.frequency_penalty for each in params)[places.rows], accumulate=True)
-    logits[places] = logits[places] - column(each.presence_penalty for each in params)[places.rows]
+    logits.index_put_(
+        places, -_column((each.frequency_penalty for each in params), logits.device)[places.rows], accumulate=True
+    )
+    logits[places] = logits[places] - _column((each.presence_penalty for each in params), logits.device)[places.rows]
 
 
 def _repeated(request: Request) -> list[int]:

@@ -18,6 +18,7 @@ from batchgen.engine.runner import ModelRunner
 from batchgen.engine.sampler import Sampler
 from batchgen.engine.scheduler import Scheduler
 from batchgen.models.attention import Backend, StepAttention, install
+from batchgen.models.decode_graphs import DecodeGraphs
 from batchgen.models.kv_cache import allocate
 from batchgen.models.probe import AttentionLayer
 from batchgen.stats.counters import RunStats
@@ -35,6 +36,13 @@ class EngineSettings:
     prefix_cache: bool
     max_model_len: int  # for the comparison with a static reservation
     by_prefix: bool  # requests come in depth-first order; else the least recently used block is evicted
+    lag: int = 0  # steps that may be under way while the next one is scheduled
+    replay_decodes: bool = False  # record the forward of decode steps once a size; for a backend that can be replayed
+
+    @property
+    def max_blocks(self) -> int:
+        """Of one row."""
+        return min(-(-self.max_model_len // self.block_size), self.num_blocks)
 
 
 def assemble_engine(
@@ -44,13 +52,27 @@ def assemble_engine(
     unused_token_ids: npt.ArrayLike,
     settings: EngineSettings,
 ) -> Engine:
+    """Scheduler and runner; see `assemble_runner`."""
+    runner = assemble_runner(model, layers, backend, unused_token_ids, settings)
+    return Engine(make_scheduler(settings), runner, RunStats(settings.block_size, settings.max_model_len))
+
+
+def assemble_runner(
+    model: PreTrainedModel,
+    layers: Sequence[AttentionLayer],
+    backend: Backend,
+    unused_token_ids: npt.ArrayLike,
+    settings: EngineSettings,
+) -> ModelRunner:
     """Allocate the KV cache and connect the model to it. `model` was built with our attention implementation."""
     caches = allocate(layers, settings.num_blocks, settings.block_size, model.dtype, model.device)
     attention = StepAttention(backend, caches)
     install(model, [model.get_submodule(layer.module) for layer in layers], attention.layer)
     sampler = Sampler(torch.from_numpy(np.asarray(unused_token_ids, np.int64)).to(model.device), backend)
-    runner = ModelRunner(model, attention, sampler, settings.block_size)
-    return Engine(make_scheduler(settings), runner, RunStats(settings.block_size, settings.max_model_len))
+    graphs = None
+    if settings.replay_decodes:
+        graphs = DecodeGraphs(model, attention, settings.max_num_seqs, settings.max_blocks)
+    return ModelRunner(model, attention, sampler, settings.block_size, lag=settings.lag, graphs=graphs)
 
 
 def make_scheduler(settings: EngineSettings) -> Scheduler:

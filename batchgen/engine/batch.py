@@ -4,73 +4,123 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from batchgen.engine.step import Repeat, ScheduledChunk
+from batchgen.engine.block_tables import BlockTables
+from batchgen.engine.request import PENDING_TOKEN, Request
+from batchgen.engine.sampling_columns import SamplingColumns
+from batchgen.engine.step import Repeat, ScheduledChunk, SchedulerOutput
 from batchgen.models.attention import AttentionStep, BlockGroup
+from batchgen.models.device_queue import to_device
+from batchgen.models.sampling import SamplingRows
 from batchgen.plan.groups import prefix_groups
+
+Ints = npt.NDArray[np.int64]
+
+
+class StepInputs(NamedTuple):
+    """The T tokens of a step, one chunk after the other. Places are among them."""
+
+    input_ids: Tensor  # [T]
+    position_ids: Tensor  # [T]
+    pending_at: Tensor  # [K] places in T of tokens that the step before samples
+    pending_from: Tensor  # [K] which of its tokens they are
+    logits_at: Tensor  # [S + P] places in T whose logits are wanted: S give tokens, then P that score the prompt's own
+    draws: Tensor  # [D] which of the S each token is drawn from: several of them for the samples of one prompt
+    copies: Tensor  # [2, C] blocks: from where and to where
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The T tokens of a step, one chunk after the other, as one sequence for the model."""
+    """What a step needs. All of its tensors are views of one, brought to the device by one copy."""
 
-    input_ids: Tensor  # [1, T]
-    position_ids: Tensor  # [1, T]
-    logits_at: Tensor  # [S + P] places in T whose logits are wanted: S give tokens, then P that score the prompt's own
-    draws: Tensor  # [D] which of the S each token is drawn from: several of them for the samples of one prompt
+    inputs: StepInputs
+    sampling: SamplingRows | None  # of those who take a token; None: all take the best
     num_sampled: int  # S
     scored: list[ScheduledChunk]  # those with prompt tokens to score, P in all
     attention: AttentionStep
 
+    @property
+    def is_decode(self) -> bool:
+        """Whether every row has one token, whose logits give its next one, and nothing else is wanted of it."""
+        is_sampled = self.num_sampled == len(self.inputs.input_ids)
+        return is_sampled and not self.scored and self.attention.repeated is None
+
 
 def make_batch(
-    chunks: Sequence[ScheduledChunk], block_size: int, device: torch.device, repeats: Sequence[Repeat] = ()
+    step: SchedulerOutput,
+    tables: BlockTables,
+    block_size: int,
+    device: torch.device,
+    sampled_before: Sequence[Request] = (),
 ) -> Batch:
-    """The tensors of these chunks on `device`. `chunks` is not empty."""
+    """The tensors of a step, which has chunks, on `device`. `sampled_before`: who takes a token in the step before."""
+    chunks = step.chunks
     sizes = np.array([chunk.num_tokens for chunk in chunks])
     starts = np.array([chunk.start for chunk in chunks])
     ends = np.cumsum(sizes)
     rows = np.repeat(np.arange(len(chunks)), sizes)
     positions = np.arange(ends[-1]) - np.repeat(ends - sizes - starts, sizes)
-    tables = _block_tables(chunks)
-    slots = tables[rows, positions // block_size] * block_size + positions % block_size
-    repeated, repeat_slots = _repeated(chunks, repeats, ends - sizes - starts, block_size)
-    token_ids = [token for chunk in chunks for token in chunk.request.token_ids(chunk.start, chunk.stop)]
+    block_tables = tables.of([chunk.request.block_table for chunk in chunks])
+    slots = block_tables[rows, positions // block_size] * block_size + positions % block_size
+    repeated, repeat_slots = _repeated(chunks, step.repeats, ends - sizes - starts, block_size)
+    token_ids = np.array([token for chunk in chunks for token in chunk.request.token_ids(chunk.start, chunk.stop)])
+    pending = np.flatnonzero(token_ids == PENDING_TOKEN)
     sampled = [row for row, chunk in enumerate(chunks) if chunk.samples]
     scored = [row for row, chunk in enumerate(chunks) if chunk.scored]
     # position in the row -> place in the step
     places = [np.array(chunks[row].scored) - int(starts[row]) + int(ends[row] - sizes[row]) for row in scored]
-
-    def put(array: npt.ArrayLike) -> Tensor:
-        return torch.from_numpy(np.asarray(array, np.int64)).to(device)
-
+    sampling = SamplingColumns.of(step.sampled_requests)
+    *inputs, slot_mapping, repeated_tokens, device_tables, shares, counts = to_device(
+        [
+            token_ids,
+            positions,
+            pending,
+            _places([chunks[row].request for row in rows[pending]], sampled_before),
+            np.concatenate([ends[sampled] - 1, *places]),
+            np.repeat(np.arange(len(sampled)), [len(chunks[row].samples) for row in sampled]),
+            np.array(step.copies, np.int64).reshape(-1, 2).T,
+            np.concatenate([slots, repeat_slots]),
+            repeated,
+            block_tables,
+            sampling.shares,
+            sampling.counts,
+        ],
+        device,
+    )
     return Batch(
-        input_ids=put(token_ids)[None],
-        position_ids=put(positions)[None],
-        logits_at=put(np.concatenate([ends[sampled] - 1, *places])),
-        draws=put(np.repeat(np.arange(len(sampled)), [len(chunks[row].samples) for row in sampled])),
+        StepInputs(*inputs),
+        sampling.on_device(shares, counts),
         num_sampled=len(sampled),
         scored=[chunks[row] for row in scored],
         attention=AttentionStep(
-            slot_mapping=put(np.concatenate([slots, repeat_slots])),
-            repeated=put(repeated) if len(repeated) else None,
-            block_tables=put(tables),
+            slot_mapping=slot_mapping,
+            block_tables=device_tables,
+            repeated=repeated_tokens if len(repeated) else None,
             query_starts=[0, *ends.tolist()],
             seq_lens=(starts + sizes).tolist(),
-            groups=_groups(tables, starts // block_size),
+            groups=_groups(block_tables, starts // block_size),
             block_size=block_size,
         ),
     )
 
 
+def _places(requests: Sequence[Request], among: Sequence[Request]) -> Ints:
+    """Where each of `requests` is among others."""
+    if not requests:
+        return np.empty(0, np.int64)
+    places = {request: place for place, request in enumerate(among)}
+    return np.array([places[request] for request in requests])
+
+
 def _repeated(
-    chunks: Sequence[ScheduledChunk], repeats: Sequence[Repeat], shifts: npt.NDArray[np.int64], block_size: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    chunks: Sequence[ScheduledChunk], repeats: Sequence[Repeat], shifts: Ints, block_size: int
+) -> tuple[Ints, Ints]:
     """Places in the step of the tokens with a second slot, and those slots. `shifts`: position -> place, one a row."""
     shift_of = {id(chunk.request): shift for chunk, shift in zip(chunks, shifts.tolist(), strict=True)}
     positions = [np.arange(repeat.start, repeat.stop) for repeat in repeats]
@@ -80,16 +130,9 @@ def _repeated(
     return np.concatenate([none, *places]), np.concatenate([none, *slots])
 
 
-def _block_tables(chunks: Sequence[ScheduledChunk]) -> npt.NDArray[np.int64]:
-    """[rows, longest table], padded with 0."""
-    tables = np.zeros((len(chunks), max(len(chunk.request.block_table) for chunk in chunks)), np.int64)
-    for row, chunk in enumerate(chunks):
-        tables[row, : len(chunk.request.block_table)] = chunk.request.block_table
-    return tables
-
-
-def _groups(tables: npt.NDArray[np.int64], num_computed_blocks: npt.NDArray[np.int64]) -> list[BlockGroup]:
+def _groups(tables: Ints, num_computed_blocks: Ints) -> list[BlockGroup]:
     """Neighbours that begin with the same blocks, as far as those lie before the queries of all of them."""
-    equal = np.cumprod(tables[:-1] == tables[1:], axis=1).sum(axis=1)
+    differs = tables[:-1] != tables[1:]
+    equal = np.where(differs.any(1), differs.argmax(1), tables.shape[1])
     shared = np.minimum(equal, np.minimum(num_computed_blocks[:-1], num_computed_blocks[1:]))
     return [BlockGroup(*group) for group in prefix_groups(shared)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from batchgen.engine.observer import Observer
 from batchgen.engine.outcome import Outcome
@@ -49,6 +49,13 @@ class Runner(Protocol):
         """
 
 
+class StepUnderWay(NamedTuple):
+    """A step and where its outcomes will be."""
+
+    step: SchedulerOutput
+    in_flight: InFlight
+
+
 class Engine:
     """Runs requests in the order given, many at a time."""
 
@@ -57,6 +64,7 @@ class Engine:
         self.runner = runner
         self.stats = stats
         self._observer = Observer(scheduler, stats)
+        self._under_way: StepUnderWay | None = None
         self._ran_out_of_memory = False
 
     def run(self, requests: Iterable[Request]) -> Iterator[list[Request]]:
@@ -67,19 +75,44 @@ class Engine:
             yield self.step()
 
     def step(self) -> list[Request]:
-        """One forward of the model over everything that fits; returns the requests that ended.
+        """Begin one forward of the model over everything that fits; returns the requests that ended.
 
-        None ended where the device ran out of memory: the step is undone, and the next one is half as large. Raises
-        CapacityError when it cannot be smaller.
+        Where the runner lags, those are the ones of the forward before, whose results come over while this one is
+        computed; where the next step depends on this one's results, they are waited for. Where the device runs out of
+        memory the step is undone, and the next one is half as large. Raises CapacityError when it cannot be smaller.
         """
         self._observer.begin_step()
         step = self.scheduler.schedule()
-        try:
-            outcomes = self.runner.start(step).outcomes()
-        except OutOfMemory:
+        begun = self._begin(step)
+        finished = self._collect()
+        self._under_way = begun
+        if begun is None and not step.is_idle:
             self.scheduler.take_back(step)
             self._say_smaller(step)
+        elif self.runner.lag == 0 or step.needs_results:
+            finished += self._collect()
+        else:
+            self.scheduler.expect(step)
+        return finished
+
+    def _begin(self, step: SchedulerOutput) -> StepUnderWay | None:
+        """None if there is nothing to do, or no memory to do it."""
+        if step.is_idle:
+            return None
+        try:
+            in_flight = self.runner.start(step)
+        except OutOfMemory:
+            return None
+        self._observer.step_begun(step)
+        return StepUnderWay(step, in_flight)
+
+    def _collect(self) -> list[Request]:
+        """Wait for the step under way, if there is one; returns the requests that ended with it."""
+        if self._under_way is None:
             return []
+        step, in_flight = self._under_way
+        self._under_way = None
+        outcomes = in_flight.outcomes()
         self._observer.step_done(step)
         finished = self.scheduler.update(step, outcomes)
         self._observer.rows_done(finished)
@@ -87,6 +120,8 @@ class Engine:
 
     def _say_smaller(self, step: SchedulerOutput) -> None:
         """Once loudly: how far the steps shrink is of no interest, that they do is."""
+        if not self.scheduler.max_batched_tokens:
+            return  # that is the end, and the scheduler says so
         level = logging.DEBUG if self._ran_out_of_memory else logging.WARNING
         self._ran_out_of_memory = True
         log.log(
@@ -105,4 +140,4 @@ class Engine:
             if request is None:
                 break
             self.scheduler.add(request)
-        return bool(self.scheduler.waiting or self.scheduler.running)
+        return bool(self.scheduler.waiting or self.scheduler.running or self._under_way)

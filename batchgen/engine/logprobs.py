@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from batchgen.engine.outcome import TokenLogprobs
 
 
 class Measured(NamedTuple):
-    """Of one token a row, still on the device."""
+    """Of one token a row. It may still be on the device."""
 
     tokens: Tensor  # [rows]
     logprobs: Tensor  # [rows]
@@ -20,6 +20,11 @@ class Measured(NamedTuple):
     top_ids: Tensor  # [rows, most of num_top]
     top_logprobs: Tensor  # [rows, most of num_top]
     num_top: Sequence[int]  # [rows]
+
+    def on_host(self, copy: Callable[[Tensor], Tensor]) -> Measured:
+        """The same made of copies."""
+        tokens, logprobs, ranks, top_ids, top_logprobs = map(copy, self[:5])
+        return Measured(tokens, logprobs, ranks, top_ids, top_logprobs, self.num_top)
 
     def read(self) -> list[TokenLogprobs]:
         """Waits for the device."""

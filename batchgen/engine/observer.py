@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
-from batchgen.engine.request import Request
+from batchgen.engine.request import Request, RequestStatus
 from batchgen.engine.scheduler import Scheduler
 from batchgen.engine.step import Admission, SchedulerOutput
 from batchgen.stats.counters import RunStats
@@ -20,21 +22,38 @@ class Observer:
     def __init__(self, scheduler: Scheduler, stats: RunStats) -> None:
         self.stats = stats
         self._scheduler = scheduler
-        self._begin = self._step_begin = time.perf_counter()
+        self._begin = self._step_begin = self._last_done = time.perf_counter()
+        self._under_way: deque[tuple[float, StepStats]] = deque()  # (when it began, what was seen then)
 
     def begin(self) -> None:
         """The run begins."""
         self._begin = time.perf_counter()
 
     def begin_step(self) -> None:
-        """A step begins."""
+        """A step is about to be decided."""
         self._step_begin = time.perf_counter()
 
-    def step_done(self, step: SchedulerOutput) -> None:
-        """The step's tokens are stored, and no request has left yet."""
+    def step_begun(self, step: SchedulerOutput) -> None:
+        """The step has begun, and no request has left since it was decided."""
         for admission in step.admissions:
             self._observe_admission(admission)
-        self._observe_step(step)
+        self._under_way.append((self._step_begin, self._seen(step)))
+
+    def step_done(self, step: SchedulerOutput) -> None:
+        """The outcomes of the step that began first are there, and no request has taken its own yet.
+
+        A step that began while another was under way has the time from the end of that one.
+        """
+        begin, seen = self._under_way.popleft()
+        begin, self._last_done = max(begin, self._last_done), time.perf_counter()
+        num_overrun = sum(request.status is RequestStatus.FINISHED for request in step.sampled_requests)
+        stats = replace(
+            seen,
+            seconds=self._last_done - begin,
+            num_sampled_tokens=seen.num_sampled_tokens - num_overrun,
+            num_overrun_tokens=num_overrun,
+        )
+        self.stats.observe_step(stats, self._last_done - self._begin)
 
     def rows_done(self, finished: Sequence[Request]) -> None:
         """These requests ended."""
@@ -64,32 +83,29 @@ class Observer:
         request.origin = origin
         self.stats.observe_prompt(origin, request.group)
 
-    def _observe_step(self, step: SchedulerOutput) -> None:
+    def _seen(self, step: SchedulerOutput) -> StepStats:
         cache, running = self._scheduler.cache, self._scheduler.running
         holders = [request for request in (*running, *self._scheduler.waiting) if request.block_table]
         num_prefill = sum(min(c.stop, c.request.num_prompt_tokens) - c.start for c in step.chunks if c.is_prefill)
-        now = time.perf_counter()
-        self.stats.observe_step(
-            StepStats(
-                seconds=now - self._step_begin,
-                num_running=len(running),
-                num_waiting=len(self._scheduler.waiting),
-                num_prefill_tokens=num_prefill,
-                num_decode_tokens=step.num_tokens - num_prefill,
-                num_sampled_tokens=len(step.sampled_requests),
-                num_used_blocks=cache.pool.num_used,
-                num_logical_blocks=sum(len(request.block_table) for request in holders),
-                num_stored_tokens=sum(request.num_computed_tokens for request in running),
-                num_idle_blocks=cache.pool.num_idle,
-                num_free_blocks=cache.pool.num_free,
-                num_empty_slots=sum(_empty_slots(holders, cache.block_size).values()),
-                num_preempted=len(step.preempted),
-                waits_for_blocks=step.waits_for_blocks,
-                waits_for_reservation=step.waits_for_reservation,
-                num_held_back=self._num_held_back(step),
-                num_refused_though_free=step.num_refused_though_free,
-            ),
-            now - self._begin,
+        return StepStats(
+            seconds=0.0,  # not known yet
+            num_running=len(running),
+            num_waiting=len(self._scheduler.waiting),
+            num_prefill_tokens=num_prefill,
+            num_decode_tokens=step.num_tokens - num_prefill,
+            num_sampled_tokens=len(step.sampled_requests),
+            num_overrun_tokens=0,
+            num_used_blocks=cache.pool.num_used,
+            num_logical_blocks=sum(len(request.block_table) for request in holders),
+            num_stored_tokens=sum(request.num_computed_tokens for request in running),
+            num_idle_blocks=cache.pool.num_idle,
+            num_free_blocks=cache.pool.num_free,
+            num_empty_slots=sum(_empty_slots(holders, cache.block_size).values()),
+            num_preempted=len(step.preempted),
+            waits_for_blocks=step.waits_for_blocks,
+            waits_for_reservation=step.waits_for_reservation,
+            num_held_back=self._num_held_back(step),
+            num_refused_though_free=step.num_refused_though_free,
         )
 
     def _num_held_back(self, step: SchedulerOutput) -> int:

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from batchgen.engine.outcome import Sampled, TokenLogprobs
+from batchgen.engine.outcome import Failed, Outcome, Sampled, TokenLogprobs
 from batchgen.plan.token_store import TokenIds
 from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
@@ -105,6 +105,18 @@ class Request:
         return len(self.prompt_token_ids) + self.num_output_tokens
 
     @property
+    def is_over(self) -> bool:
+        """Whether nothing of it is left to compute: it has ended, or its last token is pending."""
+        return self.status >= RequestStatus.FINISHED or self.num_output_tokens >= self.max_tokens
+
+    @property
+    def needs_results(self) -> bool:
+        """Whether its next step depends on more of what the last one gave than the number of tokens."""
+        has_long_bad_words = any(len(word) > 1 for word in self.params.bad_words)
+        is_adjusted = self.params.penalises or has_long_bad_words or self.constraint is not None
+        return is_adjusted or self.computes_whole_prompt
+
+    @property
     def num_uncomputed_tokens(self) -> int:
         return self.num_tokens - self.num_computed_tokens
 
@@ -120,9 +132,16 @@ class Request:
         ids += self.output_token_ids[max(start - num_prompt, 0) : max(stop - num_prompt, 0)]
         return ids + [PENDING_TOKEN] * (min(stop, self.num_tokens) - start - len(ids))
 
+    def take(self, outcome: Outcome) -> None:
+        """Take what a step gave."""
+        if isinstance(outcome, Failed):
+            self.finish(FinishReason.ERROR, outcome.error)
+        else:
+            self.append(outcome)
+
     def append(self, sampled: Sampled) -> None:
         """Take a sampled token, and finish if it ends the completion."""
-        token_id = sampled.token_id
+        token_id, self.num_pending_tokens = sampled.token_id, 0
         self.output_token_ids.append(token_id)
         if sampled.logprobs is not None:
             self.output_logprobs.append(sampled.logprobs)
@@ -138,4 +157,5 @@ class Request:
 
     def finish(self, reason: FinishReason, error: str | None = None) -> None:
         assert self.status < RequestStatus.FINISHED
+        self.num_pending_tokens = 0
         self.status, self.finish_reason, self.error = RequestStatus.FINISHED, reason, error

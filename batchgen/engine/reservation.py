@@ -42,7 +42,7 @@ class Reservation:
     def peak(self) -> int:
         """The most blocks that are expected to be held at once."""
         size = self._blocks.cache.block_size
-        num_generated = [len(row.output_token_ids) for row in self._rows]
+        num_generated = [row.num_output_tokens for row in self._rows]
         room = np.array([row.max_tokens for row in self._rows]) - num_generated
         left = np.minimum(self._expected.left(num_generated), room)
         order = np.argsort(-left, kind="stable")

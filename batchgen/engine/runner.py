@@ -2,43 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from batchgen.engine.batch import make_batch
-from batchgen.engine.engine import Ready
+from batchgen.engine.batch import Batch, make_batch
+from batchgen.engine.block_tables import BlockTables
+from batchgen.engine.engine import InFlight, Ready
+from batchgen.engine.logprobs import Measured
 from batchgen.engine.outcome import Outcome
-from batchgen.engine.sampler import Sampler
+from batchgen.engine.request import Request
+from batchgen.engine.sampler import Choice, Sampler
 from batchgen.engine.step import OutOfMemory, ScheduledChunk, SchedulerOutput
 from batchgen.models.attention import StepAttention
+from batchgen.models.decode_graphs import DecodeGraphs
 from batchgen.models.device import is_out_of_memory, release_freed_memory
+from batchgen.models.device_queue import HostCopies
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step that the device was given, and its results on their way to the host."""
+
+    choice: Choice
+    scores: Sequence[tuple[Request, Measured]]
+    copies: HostCopies
+
+    def outcomes(self) -> list[Outcome]:
+        """See `engine.InFlight`. What the model says of prompt tokens goes to their requests: it decides nothing."""
+        self.copies.wait()
+        for request, measured in self.scores:
+            request.prompt_logprobs += measured.read()
+        return self.choice.outcomes()
 
 
 class ModelRunner:
-    """One flattened forward a step: prefill chunks and decodes together, logits only where a row samples."""
+    """One flattened forward a step: prefill chunks and decodes together, logits only where a row samples.
 
-    lag = 0
+    Nothing that the device computes is read while a step begins: tokens that the step before is still to sample are
+    taken where they will be. Steps that only decode are replayed from `graphs` where there are some.
+    """
 
-    def __init__(self, model: PreTrainedModel, attention: StepAttention, sampler: Sampler, block_size: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        attention: StepAttention,
+        sampler: Sampler,
+        block_size: int,
+        *,
+        lag: int = 0,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
         self.model = model
         self.attention = attention
         self.sampler = sampler
         self.block_size = block_size
+        self.lag = lag
+        self.graphs = graphs
+        self._tables = BlockTables()
+        # Of the last step that began: who takes a token, and the tokens, on the device.
+        self._sampled: Sequence[Request] = ()
+        self._tokens = torch.empty(0, dtype=torch.int64)
 
     @torch.inference_mode()
-    def start(self, step: SchedulerOutput) -> Ready:
-        """Compute a step.
-
-        What the model says of prompt tokens goes straight to their requests: nothing is decided by it. Raises
-        OutOfMemory.
-        """
+    def start(self, step: SchedulerOutput) -> InFlight:
+        """See `engine.Runner`. Raises OutOfMemory."""
         if not step.chunks:
             return Ready([])
         try:
-            return Ready(self._compute(step))
+            return self._launch(step)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -46,27 +81,44 @@ class ModelRunner:
         release_freed_memory(self.model.device)
         raise OutOfMemory
 
-    def _compute(self, step: SchedulerOutput) -> list[Outcome]:
-        batch = make_batch(step.chunks, self.block_size, self.model.device, step.repeats)
-        self.attention.begin(batch.attention, step.copies)
-        output = self.model(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            logits_to_keep=batch.logits_at,
-        )
-        self._score(output.logits[0, batch.num_sampled :], batch.scored)
-        logits = output.logits[0, : batch.num_sampled]
-        if len(batch.draws) > len(logits):  # several samples of a row begin from one row of logits
-            logits = logits[batch.draws]
-        return self.sampler.choose(logits, step.sampled_requests).outcomes()
+    def _launch(self, step: SchedulerOutput) -> Launched:
+        device = self.model.device
+        batch = make_batch(step, self._tables, self.block_size, device, self._sampled)
+        inputs = batch.inputs
+        if len(inputs.pending_at):
+            inputs.input_ids[inputs.pending_at] = self._tokens[inputs.pending_from]
+        self.attention.copy(inputs.copies)
+        logits = self._forward(batch)
+        scores = list(self._score(logits[batch.num_sampled :], batch.scored))
+        logits = logits[: batch.num_sampled]
+        if len(inputs.draws) > len(logits):  # several samples of a row begin from one row of logits
+            logits = logits[inputs.draws]
+        choice = self.sampler.choose(logits, step.sampled_requests, batch.sampling)
+        self._sampled, self._tokens = choice.requests, choice.chosen.tokens
+        copies = HostCopies.begin(device)
+        scored = [(request, measured.on_host(copies.of)) for request, measured in scores]
+        return Launched(choice.on_host(copies.of), scored, copies)
 
-    def _score(self, logits: Tensor, chunks: Sequence[ScheduledChunk]) -> None:
-        """`logits` [scored places, vocab] -> the prompt logprobs of the chunks' requests."""
+    def _forward(self, batch: Batch) -> Tensor:
+        """[S + P, vocab] logits, which the next step may overwrite."""
+        inputs = batch.inputs
+        if self.graphs is not None and self.graphs.can_record and batch.is_decode:
+            return self.graphs.run(inputs.input_ids, inputs.position_ids, batch.attention)
+        self.attention.begin(batch.attention)
+        output = self.model(
+            input_ids=inputs.input_ids[None],
+            position_ids=inputs.position_ids[None],
+            use_cache=False,
+            logits_to_keep=inputs.logits_at,
+        )
+        return output.logits[0]  # type: ignore[no-any-return]
+
+    def _score(self, logits: Tensor, chunks: Sequence[ScheduledChunk]) -> Iterator[tuple[Request, Measured]]:
+        """`logits` [scored places, vocab] -> what the model says of the prompt tokens behind the chunks' places."""
         start = 0
         for chunk in chunks:
             request, places = chunk.request, chunk.scored
             next_tokens = request.token_ids(places.start + 1, places.stop + 1)
             num_top = [request.params.prompt_logprobs or 0] * len(places)
-            request.prompt_logprobs += self.sampler.score(logits[start : start + len(places)], next_tokens, num_top)
+            yield request, self.sampler.score(logits[start : start + len(places)], next_tokens, num_top)
             start += len(places)

@@ -6,8 +6,8 @@ position) and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,12 +17,13 @@ from batchgen.engine.adjust import adjust, is_adjusted
 from batchgen.engine.logprobs import Measured, measure, raw_logprobs
 from batchgen.engine.outcome import Failed, Outcome, Sampled, TokenLogprobs
 from batchgen.engine.request import Request
+from batchgen.models.device_queue import to_device
 from batchgen.models.sampling import Chosen, SamplingBackend, SamplingRows
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a step chose, still on the device. The device may not have computed it yet."""
+    """What a step chose. It may still be on the device, which may not have computed it yet."""
 
     requests: Sequence[Request]  # one a row
     chosen: Chosen
@@ -42,13 +43,17 @@ class Choice:
             for row, token_id in enumerate(tokens)
         ]
 
+    def on_host(self, copy: Callable[[Tensor], Tensor]) -> Choice:
+        """The same made of copies."""
+        measured = None if self.measured is None else self.measured.on_host(copy)
+        return replace(self, chosen=Chosen(*map(copy, self.chosen)), measured=measured)
+
     def _failed(self, row: int) -> Failed:
         request = self.requests[row]
         if row in self.adjusted and float(self.chosen.best[row]) == -torch.inf:
             return Failed(_nothing_left(request))
-        return Failed(
-            f"the model's logits are not finite after {request.num_tokens} tokens; a wider model.dtype may help"
-        )
+        num_tokens = request.num_prompt_tokens + len(request.output_token_ids)
+        return Failed(f"the model's logits are not finite after {num_tokens} tokens; a wider model.dtype may help")
 
 
 class Sampler:
@@ -61,46 +66,36 @@ class Sampler:
         self._unused = unused_token_ids
         self._backend = backend
 
-    def choose(self, logits: Tensor, requests: Sequence[Request]) -> Choice:
+    def choose(self, logits: Tensor, requests: Sequence[Request], rows: SamplingRows | None) -> Choice:
         """`logits` [rows, vocab], which may change. Reads nothing back from the device.
 
         Rows that ask for nothing cost one maximum.
         """
         with_logprobs = _where(request.params.logprobs is not None for request in requests)
-        logprobs = raw_logprobs(logits[with_logprobs].float(), self._unused) if with_logprobs else None
+        logprobs = None
+        if with_logprobs:
+            (measured_rows,) = to_device([np.array(with_logprobs)], logits.device)
+            logprobs = raw_logprobs(logits[measured_rows].float(), self._unused)
         if len(self._unused):
             logits[:, self._unused] = -torch.inf
         adjusted = _where(map(is_adjusted, requests))
         if adjusted:
+            (adjusted_rows,) = to_device([np.array(adjusted)], logits.device)
             logits = logits.float()
-            changed = logits[adjusted]
+            changed = logits[adjusted_rows]
             adjust(changed, [requests[row] for row in adjusted])
-            logits[adjusted] = changed
-        chosen = self._backend.choose(logits, sampling_rows(requests, logits.device))
+            logits[adjusted_rows] = changed
+        chosen = self._backend.choose(logits, rows)
         measured = None
         if logprobs is not None:
             num_top = [requests[row].params.logprobs or 0 for row in with_logprobs]
-            measured = measure(logprobs, chosen.tokens[with_logprobs], num_top)
+            measured = measure(logprobs, chosen.tokens[measured_rows], num_top)
         return Choice(requests, chosen, frozenset(adjusted), with_logprobs, measured)
 
-    def score(self, logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
+    def score(self, logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> Measured:
         """`logits` [tokens, vocab] of the places before these tokens of prompts -> what the model says of each."""
-        tokens = torch.tensor(token_ids, device=logits.device)
-        return measure(raw_logprobs(logits.float(), self._unused), tokens, num_top).read()
-
-
-def sampling_rows(requests: Sequence[Request], device: torch.device) -> SamplingRows | None:
-    """How each request takes its next token; None where all take the best."""
-    params = [request.params for request in requests]
-    if all(each.is_greedy for each in params):
-        return None
-    shares = [(0.0 if each.is_greedy else each.temperature, each.top_p, each.min_p) for each in params]
-    counts = [(each.params.top_k, each.draw_key, each.num_output_tokens, each.sample_index) for each in requests]
-    temperatures, top_p, min_p = torch.tensor(shares, dtype=torch.float32).T.contiguous().to(device)
-    # Unsigned, for a draw key has 64 bits.
-    top_k, keys, positions, samples = torch.from_numpy(np.array(counts, np.uint64).T.copy().view(np.int64)).to(device)
-    is_filtered = any(each.top_k or each.top_p < 1 for each in params)
-    return SamplingRows(temperatures, top_p, min_p, top_k, keys, positions, samples, is_filtered)
+        (tokens,) = to_device([np.array(token_ids)], logits.device)
+        return measure(raw_logprobs(logits.float(), self._unused), tokens, num_top)
 
 
 def _where(conditions: Iterable[bool]) -> list[int]:

@@ -12,6 +12,12 @@ computed, and each step lets it catch up (the idea of vLLM's scheduler). The rul
 4. When a chunk ends a row's prompt, its logits give the first token of every sample of the row. The later samples hold
    the prompt's blocks from then on, and are the next to be admitted.
 5. When the pool is full after all, the request admitted last gives its blocks back and is the first to come again.
+6. A step may be decided while the one before is under way. The tokens that one gives are pending: they count, and a
+   request whose last token is pending leaves at once. Nobody is preempted or failed whose pending token may end it.
+
+A request that ends by what its pending token is, has one token in the step under way that nobody wants. Its blocks go
+to others all the same: steps come one after the other on the device, so that whatever a later step writes or copies
+comes after that token's K and V, which lie behind the prompt's and so behind all that others may share.
 """
 
 from __future__ import annotations
@@ -19,8 +25,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from batchgen.engine.close_gaps import close_gaps
 from batchgen.engine.expected_tokens import ExpectedTokens
-from batchgen.engine.outcome import Failed, Outcome
+from batchgen.engine.outcome import Outcome
 from batchgen.engine.prefix_cache import PrefixCache
 from batchgen.engine.request import Request, RequestStatus
 from batchgen.engine.request_blocks import FoundBlocks, RequestBlocks
@@ -59,37 +66,59 @@ class Scheduler:
         self.waiting.append(request)
 
     def schedule(self) -> SchedulerOutput:
-        """Decide one step and apply the decision to the blocks; the tokens count as computed from here on."""
+        """Decide one step and apply the decision to the blocks; the tokens count as computed from here on.
+
+        Raises CapacityError when a step of one token was too large for the device.
+        """
+        if not self.max_batched_tokens:
+            raise CapacityError(
+                "the device has no memory left for a step of a single token; the rows that are finished are kept: "
+                "lower engine.memory_fraction or engine.num_blocks, and run the same command again"
+            )
         self.blocks.begin_step()
         step = SchedulerOutput(self.max_batched_tokens)
-        self._schedule_running(step)
-        if not (step.preempted or step.failed):
+        if self._schedule_running(step) and not step.preempted:
             self._admit_waiting(step)
         return step
 
+    def expect(self, step: SchedulerOutput) -> None:
+        """The next step is decided before the outcomes of this one are known.
+
+        Its tokens are pending from here on, and whoever gets its last one needs no blocks any more.
+        """
+        for request in step.sampled_requests:
+            request.num_pending_tokens = int(request.status < RequestStatus.FINISHED)
+        over = [request for request in step.sampled_requests if request.is_over]
+        for request in over:
+            self.blocks.give_back(request)
+        if over:
+            self._let_go()
+
     def update(self, step: SchedulerOutput, outcomes: Sequence[Outcome]) -> list[Request]:
-        """Take what `step.sampled_requests` got; returns the requests that ended."""
-        sampled = step.sampled_requests
-        for request, outcome in zip(sampled, outcomes, strict=True):
-            if isinstance(outcome, Failed):
-                request.finish(FinishReason.ERROR, outcome.error)
-            else:
-                request.append(outcome)
-        finished = step.failed + [request for request in sampled if request.status is RequestStatus.FINISHED]
+        """Take what `step.sampled_requests` got; returns the requests that ended. Steps come in their order."""
+        finished = list(step.failed)
+        for request, outcome in zip(step.sampled_requests, outcomes, strict=True):
+            if request.status >= RequestStatus.FINISHED:
+                continue  # by the step before, when this one was under way
+            request.take(outcome)
+            if request.status >= RequestStatus.FINISHED:
+                finished.append(request)
         for request in finished:
             self._finish(request)
         if finished:
-            self._remove_finished()
+            self._let_go()
         return finished
 
     def take_back(self, step: SchedulerOutput) -> None:
         """Nothing of the step was computed, for want of memory: undo it, and make steps at most half as large.
 
-        Everything that runs gives its blocks back and comes again in the same order; nobody but the requests knew of
-        the step. Raises CapacityError when a step of one token was too large.
+        The outcomes of the step before are known. Everything that runs gives its blocks back and comes again in the
+        same order; nobody but the requests knew of the step.
         """
         assert not step.failed, "there was something to compute"
-        self._halve(step.num_tokens)
+        # A row that decodes takes one token, so rows are limited by tokens.
+        self.max_batched_tokens = step.num_tokens // 2
+        self.max_num_seqs = min(self.max_num_seqs, self.max_batched_tokens)
         self.cache.forget_step()
         for chunk in step.chunks:
             chunk.request.num_computed_tokens = chunk.start
@@ -99,41 +128,24 @@ class Scheduler:
         for admission in step.admissions:
             self._take_back_admission(admission)
 
-    def _halve(self, num_tokens: int) -> None:
-        """A row that decodes takes one token, so rows are limited by tokens."""
-        if num_tokens == 1:
-            raise CapacityError(
-                "the device has no memory left for a step of a single token; the rows that are finished are kept: "
-                "lower engine.memory_fraction or engine.num_blocks, and run the same command again"
-            )
-        self.max_batched_tokens = num_tokens // 2
-        self.max_num_seqs = min(self.max_num_seqs, self.max_batched_tokens)
-
-    def _remove_finished(self) -> None:
-        self.waiting = deque(request for request in self.waiting if request.status < RequestStatus.FINISHED)
-        unfinished = {r.row_index for r in (*self.running, *self.waiting) if r.status < RequestStatus.FINISHED}
-        running: list[Request] = []
-        for request in self.running:
-            if request.status < RequestStatus.FINISHED:
-                running.append(request)
-            elif running and request.shared_with_next is not None:
-                before = running[-1]
-                # Should the row before come again, its next row is the one after this one: what it shares with that
-                # is the least over the gap. Samples of one row have the same next row.
-                if before.row_index == request.row_index or request.row_index not in unfinished:
-                    assert before.shared_with_next is not None
-                    before.shared_with_next = min(before.shared_with_next, request.shared_with_next)
-        self.running = running
+    def _let_go(self) -> None:
+        """Whoever is over leaves."""
+        self.waiting = deque(request for request in self.waiting if not request.is_over)
+        self.running = close_gaps(self.running, {request.row_index for request in self.waiting})
 
     # Running requests
 
-    def _schedule_running(self, step: SchedulerOutput) -> None:
+    def _schedule_running(self, step: SchedulerOutput) -> bool:
+        """False if one of them had no room."""
         for request in self._running_in_order():
             if step.num_tokens_left == 0:
                 break
             num_tokens = step.most_tokens(request)
-            if num_tokens and self._make_room(request, num_tokens, step):
+            if num_tokens and not self._make_room(request, num_tokens, step):
+                return False
+            if num_tokens:
                 self._schedule_chunk(request, num_tokens, step)
+        return True
 
     def _running_in_order(self) -> Iterator[Request]:
         """The running requests, also while the last of them are being preempted."""
@@ -143,11 +155,13 @@ class Scheduler:
             position += 1
 
     def _make_room(self, request: Request, num_tokens: int, step: SchedulerOutput) -> bool:
-        """Preempt from the back until the chunk fits; False if `request` itself had to go."""
+        """Preempt from the back until the chunk fits; False if `request` itself had to go, or must wait for results."""
         stop = request.num_computed_tokens + num_tokens
         while (needed := self.blocks.num_missing(request, stop)) > self.cache.num_available:
             step.num_refused_though_free += self.cache.pool.num_free >= needed
             victim = self.running[-1] if len(self.running) > 1 else self._last_waiting_holder()
+            if (victim or request).num_pending_tokens:
+                return False
             if victim is None:
                 self._fail(request, step)
                 return False

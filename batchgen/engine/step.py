@@ -93,6 +93,16 @@ class SchedulerOutput:
     num_refused_though_free: int = 0  # external fragmentation, which blocks of one size cannot have
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing is decided: all there is waits for the results of the step before."""
+        return not (self.chunks or self.preempted or self.failed)
+
+    @property
+    def needs_results(self) -> bool:
+        """Whether the next step cannot be decided without the outcomes of this one."""
+        return not self.chunks or any(chunk.request.needs_results for chunk in self.chunks)
+
+    @property
     def num_tokens(self) -> int:
         return sum(chunk.num_tokens for chunk in self.chunks)
 

@@ -5,25 +5,27 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+from transformers import PreTrainedModel
 
 from batchgen.engine.assemble import EngineSettings, assemble_engine
 from batchgen.engine.engine import Engine
+from batchgen.engine.largest_steps import measure_steps
 from batchgen.engine.request import Request
 from batchgen.job.interrupt import Interrupt
 from batchgen.job.load import Job
 from batchgen.job.outputs import Outputs
-from batchgen.job.planning import fit_pool, plan_rows
+from batchgen.job.planning import bytes_for_steps, fit_pool, plan_rows
 from batchgen.job.progress import Progress
 from batchgen.job.results import Results
 from batchgen.job.target import Target
 from batchgen.job.tokenise import BadRows, TokenisedRows
 from batchgen.log import event
-from batchgen.models.attention import IMPLEMENTATION, make_backend
-from batchgen.models.device import available_memory, keep_freed_memory
+from batchgen.models.attention import IMPLEMENTATION, Backend, make_backend
+from batchgen.models.device import available_memory, can_measure_memory, keep_freed_memory
 from batchgen.models.fuse import fuse
 from batchgen.models.kv_cache import PoolSize
 from batchgen.models.load import load_weights
@@ -175,10 +177,11 @@ def prepare_generation(
         if target.attention == "cpu":
             keep_freed_memory()
             fuse(model)
+    backend, settings = make_backend(target.attention), _engine_settings(job, target)
     with watch.part("plan"):
-        plan, pool = fit_pool(job, target, rows, plan, results, available_memory(target.device))
-    settings = _engine_settings(job, target, pool)
-    backend = make_backend(target.attention)
+        for_steps = _bytes_for_steps(model, backend, settings, target, rows, len(plan.order))
+        plan, pool = fit_pool(job, target, rows, plan, results, available_memory(target.device) - for_steps)
+    settings = replace(settings, num_blocks=pool.num_blocks)
     engine = assemble_engine(model, target.layers, backend, target.info.unused_token_ids, settings)
     ready = event("weights_loaded", device=str(target.device), blocks=pool.num_blocks)
     log.info("the model is ready on %s, with %d KV blocks", target.device, pool.num_blocks, extra=ready)
@@ -187,10 +190,26 @@ def prepare_generation(
     return Generation(target, rows, plan, groups, pool, engine, outputs)
 
 
-def _engine_settings(job: Job, target: Target, pool: PoolSize) -> EngineSettings:
+def _bytes_for_steps(
+    model: PreTrainedModel,
+    backend: Backend,
+    settings: EngineSettings,
+    target: Target,
+    rows: TokenisedRows,
+    num_rows: int,
+) -> int:
+    """Measured where that is possible, else by the formula that `plan` uses."""
+    if not can_measure_memory(target.device):
+        return bytes_for_steps(target, rows, num_rows)
+    unused, params = target.info.unused_token_ids, rows.sampling.widest
+    return measure_steps(model, target.layers, backend, unused, settings, params)
+
+
+def _engine_settings(job: Job, target: Target) -> EngineSettings:
+    """All but the number of blocks, which is known last."""
     engine = job.spec.engine
     return EngineSettings(
-        num_blocks=pool.num_blocks,
+        num_blocks=1,
         block_size=engine.block_size,
         max_num_seqs=target.max_num_seqs,
         max_batched_tokens=target.max_batched_tokens,
@@ -198,4 +217,6 @@ def _engine_settings(job: Job, target: Target, pool: PoolSize) -> EngineSettings
         prefix_cache=engine.prefix_cache,
         max_model_len=target.max_model_len,
         by_prefix=engine.order == "prefix",
+        lag=1 if target.device.type == "cuda" else 0,
+        replay_decodes=target.device.type == "cuda" and target.attention == "triton",
     )

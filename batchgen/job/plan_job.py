@@ -106,7 +106,8 @@ def _fit_pool(
 ) -> tuple[Plan, PoolSize | None, str | None]:
     """The plan and the pool that a run on this machine would have; without a pool, why there is none."""
     plan = plan_rows(job, target, rows)
-    left = available_memory(target.device) - target.info.weight_bytes  # what a run finds when the model is loaded
+    # What a run finds when the model is loaded, less what its steps need; a run on a GPU measures that.
+    left = available_memory(target.device) - target.info.weight_bytes - bytes_for_steps(target, rows, len(plan.order))
     try:
         check_weights_fit(target.info, target.device, job.spec.engine.memory_fraction)
         plan, pool = fit_pool(job, target, rows, plan, bad_rows, left)

@@ -43,7 +43,7 @@ def fit_pool(
         info.dtype,
         num_blocks=engine.num_blocks,
         num_blocks_needed=plan.num_blocks_needed,
-        available_bytes=max(available_bytes - bytes_for_steps(target, rows, len(plan.order)), 0),
+        available_bytes=max(available_bytes, 0),
         memory_fraction=engine.memory_fraction,
     )
     capacity = pool.num_blocks * engine.block_size

@@ -6,7 +6,7 @@ Where no row has its own, nothing is kept a row; else a few bytes, as rows with 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -94,6 +94,23 @@ class RowSampling:
         """One value for all rows, or one a row."""
         return self._by_row([params.n for params in self.distinct], np.int64)
 
+    @property
+    def widest(self) -> SamplingParams:
+        """What takes as much memory in a step as the values of any row."""
+        rows = self.distinct
+        is_greedy = all(row.is_greedy for row in rows)
+        keeps_logits = not any(
+            row.penalises or row.logit_bias or row.bad_words or row.min_tokens or row.structured for row in rows
+        )
+        return SamplingParams(
+            temperature=0.0 if is_greedy else 1.0,
+            top_p=1.0 if is_greedy else 0.9,
+            repetition_penalty=1.0 if keeps_logits else 1.1,
+            n=max(row.n for row in rows),
+            logprobs=_most(row.logprobs for row in rows),
+            prompt_logprobs=_most(row.prompt_logprobs for row in rows),
+        )
+
     def _by_row(self, values: Sequence[Any], dtype: type[Scalar]) -> npt.NDArray[Scalar]:
         """`values`, one of each of `distinct`, where the rows are."""
         array = np.array(values, dtype)
@@ -121,3 +138,7 @@ class RowSampling:
         if number == len(self.distinct):
             self.distinct.append(params)
         return _Override(number, seed)
+
+
+def _most(counts: Iterable[int | None]) -> int | None:
+    return max((count for count in counts if count is not None), default=None)

@@ -8,7 +8,7 @@ transformers makes no mask, and causality and windows are the backend's.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -25,7 +25,9 @@ from batchgen_kernels import (
     BlockGroup,
     CpuBackend,
     LayerCache,
+    PreparedForReplay,
     ReferenceBackend,
+    ReplayBackend,
     copy_blocks,
 )
 
@@ -35,6 +37,8 @@ __all__ = [
     "AttentionStep",
     "Backend",
     "BlockGroup",
+    "PreparedForReplay",
+    "ReplayBackend",
     "StepAttention",
     "install",
     "make_backend",
@@ -70,7 +74,7 @@ _BACKENDS: dict[str, Callable[[], Backend]] = {
     "triton": _triton_backend,
 }
 
-# What an attention module is replaced by: (module, query, key, value, keywords) -> output
+# What an attention module is replaced by: (module, query, key, value, keywords) -> output, all [T, heads, head_size]
 Attend = Callable[[nn.Module, Tensor, Tensor, Tensor, dict[str, Any]], Tensor]
 
 
@@ -84,8 +88,14 @@ def batchgen_attention(
 ) -> tuple[Tensor, None]:
     """query [1, heads, T, head_size], key and value [1, kv_heads, T, head_size] -> [1, T, heads, value_head_size]."""
     assert attention_mask is None, "a mask was made although no mask function is registered"
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return attend_step(module, query, key, value, keywords)[None], None
+
+
+def attend_step(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, keywords: dict[str, Any]) -> Tensor:
+    """The handle of `module`, by a layer that has the step's tokens as the backends want them."""
     attend: Attend = getattr(module, _HANDLE)
-    return attend(module, query, key, value, keywords), None
+    return attend(module, query, key, value, keywords)
 
 
 AttentionInterface.register(IMPLEMENTATION, batchgen_attention)
@@ -118,30 +128,34 @@ def options_of(module: nn.Module, keywords: dict[str, Any]) -> AttentionOptions:
 
 @dataclass(slots=True)
 class StepAttention:
-    """The attention of the step being run, shared by the handles of all layers."""
+    """The attention of the step being run, shared by the handles of all layers: `prepared` is what they attend with."""
 
     backend: AttentionBackend
     caches: list[LayerCache]
     prepared: Any = None
     repeated: Tensor | None = None  # tokens of the step whose K and V go to a second slot
 
-    def begin(self, step: AttentionStep, copies: Sequence[tuple[int, int]] = ()) -> None:
-        """Called once before the forward of a step. `copies`: block by block, from where and to where."""
-        if copies:
+    def copy(self, copies: Tensor) -> None:
+        """Copy blocks [2, C], from where and to where, in all layers."""
+        if copies.numel():
             for cache in self.caches:
-                copy_blocks(cache, copies)
-        self.prepared = self.backend.prepare(step)
-        self.repeated = step.repeated
+                copy_blocks(cache, *copies)
+
+    def begin(self, step: AttentionStep) -> None:
+        """Called once before the forward of a step."""
+        self.begin_prepared(self.backend.prepare(step), step.repeated)
+
+    def begin_prepared(self, prepared: Any, repeated: Tensor | None = None) -> None:
+        """The same for a step that the backend has prepared."""
+        self.prepared, self.repeated = prepared, repeated
 
     def layer(self, index: int) -> Attend:
         """The handle of one attention module."""
         cache = self.caches[index]
 
         def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, keywords: dict[str, Any]) -> Tensor:
-            # [1, heads, T, head_size] -> [T, heads, head_size]
-            query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
             if self.repeated is not None:
                 key, value = (torch.cat([tensor, tensor[self.repeated]]) for tensor in (key, value))
-            return self.backend.attend(query, key, value, cache, self.prepared, options_of(module, keywords))[None]
+            return self.backend.attend(query, key, value, cache, self.prepared, options_of(module, keywords))
 
         return attend

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,6 +110,22 @@ def is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+def can_measure_memory(device: torch.device) -> bool:
+    """Whether `peak_memory` works there: torch counts what it takes of a GPU only."""
+    return device.type == "cuda"
+
+
+def peak_memory(device: torch.device, work: Callable[[], None]) -> int:
+    """Bytes of a GPU that torch takes for `work` at most, pieces that it cannot use included. Whatever `work` made
+    must be gone when it returns."""
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    work()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_reserved(device) - before
 
 
 def release_freed_memory(device: torch.device) -> None:

@@ -43,6 +43,7 @@ class RunStats:
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
     num_sampled_tokens: int = 0  # of rows still running too
+    num_overrun_tokens: int = 0  # computed and sampled for rows that had ended, which was not known yet
     num_preemptions: int = 0
     num_waiting_steps: int = 0  # steps in which the pool, not the budget, held a row back
     num_reservation_steps: int = 0  # of those: only the room kept for expected output held it back
@@ -93,6 +94,7 @@ class RunStats:
         self.num_prefill_tokens += step.num_prefill_tokens
         self.num_decode_tokens += step.num_decode_tokens
         self.num_sampled_tokens += step.num_sampled_tokens
+        self.num_overrun_tokens += step.num_overrun_tokens
         self.num_preemptions += step.num_preempted
         self.num_waiting_steps += step.waits_for_blocks
         self.num_reservation_steps += step.waits_for_reservation

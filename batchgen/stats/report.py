@@ -133,6 +133,7 @@ class RunReport:
     num_miss_scored: int = 0  # a row before had it, but its logits were asked for; the sixth cause of a miss
     num_copied_tokens: int = 0  # prompt tokens copied from the beginning of a block; hits, beside num_hit_tokens
     num_samples: int = 0  # that ended: `sampling.n` for every row that ran
+    num_overrun_tokens: int = 0  # computed for rows that had ended, which was not known yet; no output tokens
 
     @classmethod
     def from_json(cls, text: str) -> RunReport:
@@ -278,5 +279,6 @@ def make_report(
         num_resumed_rows=rows.num_resumed,
         num_copied_tokens=prompt.copied,
         num_samples=stats.num_samples,
+        num_overrun_tokens=stats.num_overrun_tokens,
     )
     return replace(report, findings=diagnose(report))

@@ -9,14 +9,15 @@ _MOST_SAMPLES = 4096
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """One engine step, seen when its tokens are stored and no row has left yet."""
+    """One engine step, seen when it has begun and no row has left yet."""
 
-    seconds: float  # the step itself
+    seconds: float  # the step itself; of one that began while another was under way, those since that one ended
     num_running: int
     num_waiting: int  # those the engine holds ready, not the whole rest of the job
     num_prefill_tokens: int
     num_decode_tokens: int
     num_sampled_tokens: int
+    num_overrun_tokens: int  # sampled for rows that had ended, which was not known yet
     num_used_blocks: int  # held by running rows and by samples about to run, shared ones once
     num_logical_blocks: int  # the same, shared ones once a row and sample
     num_stored_tokens: int  # of running rows, in shared blocks once a row and sample

@@ -12,6 +12,8 @@ from batchgen_kernels.contract import (
     AttentionStep,
     BlockGroup,
     LayerCache,
+    PreparedForReplay,
+    ReplayBackend,
     copy_blocks,
     write_kv,
 )
@@ -28,7 +30,9 @@ __all__ = [
     "Chosen",
     "CpuBackend",
     "LayerCache",
+    "PreparedForReplay",
     "ReferenceBackend",
+    "ReplayBackend",
     "SamplingBackend",
     "SamplingRows",
     "copy_blocks",

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 
@@ -33,11 +32,13 @@ class AttentionStep:
     """Where the tokens of one step are. The T query tokens of R rows lie one row after the other.
 
     Row r has the queries `[query_starts[r], query_starts[r + 1])`, the last ones of its `seq_lens[r]` tokens, in the
-    blocks `block_tables[r]`. The lists are the host's copy for backends that work row by row.
+    blocks `block_tables[r]`. The lists are the host's copy for backends that work row by row. Tokens behind the last
+    row's are padding, in steps
+    without `repeated`: their slot is -1, nothing of them is stored, and what comes of them means nothing.
     """
 
     slot_mapping: Tensor  # [T + C] int64: where each token's K and V go, then where those of `repeated` go too
-    block_tables: Tensor  # [R, max_blocks] int64, padded with 0
+    block_tables: Tensor  # [R or more, max_blocks] int64, padded with 0
     query_starts: Sequence[int]  # R + 1
     seq_lens: Sequence[int]  # R, this step's tokens included
     groups: Sequence[BlockGroup]  # disjoint, in the order of rows; blocks that only full, earlier tokens fill
@@ -83,6 +84,25 @@ class AttentionBackend(Protocol):
         """
 
 
+class PreparedForReplay(Protocol):
+    """A prepared step whose `attend` may be recorded once and replayed."""
+
+    def update(self, step: AttentionStep) -> None:
+        """Go on with another decode step in the same tensors: what was recorded computes it when it is replayed.
+
+        `step` has the tensors that were prepared, with new contents, and as many rows as there are tokens in them or
+        fewer.
+        """
+
+
+@runtime_checkable
+class ReplayBackend(AttentionBackend, Protocol):
+    """A backend whose `attend` may be part of a recorded forward: a CUDA graph."""
+
+    def prepare_for_replay(self, step: AttentionStep) -> PreparedForReplay:
+        """`prepare` for a step of one query a row. What `attend` launches must not depend on the host's lists."""
+
+
 def write_kv(key: Tensor, value: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
     """Copy key and value [T, num_kv_heads, head_size] into the slots [T] of the pool."""
     block_size = cache.key.shape[2]
@@ -91,9 +111,7 @@ def write_kv(key: Tensor, value: Tensor, cache: LayerCache, slot_mapping: Tensor
     cache.value[block_ids, :, offsets] = value
 
 
-def copy_blocks(cache: LayerCache, copies: Sequence[tuple[int, int]]) -> None:
-    """Copy whole blocks, (from, to) each. All are read before the first is written; a target occurs once."""
-    device = cache.key.device
-    sources, targets = (torch.tensor(blocks, device=device) for blocks in zip(*copies, strict=True))
-    cache.key[targets] = cache.key[sources]
-    cache.value[targets] = cache.value[sources]
+def copy_blocks(cache: LayerCache, sources: Tensor, targets: Tensor) -> None:
+    """Copy whole blocks, ids [C] int64 each. All are read before the first is written; a target occurs once."""
+    for pool in cache:
+        pool[targets] = pool[sources]

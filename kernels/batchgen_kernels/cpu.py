@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -18,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from batchgen_kernels import cpu_pages, cpu_read, reference_sampling
+from batchgen_kernels import cpu_pages, cpu_read, cpu_sampling
 from batchgen_kernels.contract import AttentionOptions, AttentionStep, BlockGroup, LayerCache
 from batchgen_kernels.cpu_compile import as_bits
 from batchgen_kernels.llvm_vectors import LANES
@@ -56,11 +57,20 @@ class _Prepared:
         return self.tasks[num_shared]
 
 
+class _Pool(NamedTuple):
+    """A layer's pages as bits, and the tensors, whose identity stands for them."""
+
+    cache: LayerCache
+    key: npt.NDArray[np.generic]
+    value: npt.NDArray[np.generic]
+
+
 class CpuBackend:
     """See the module docstring; float32, bfloat16 and float16."""
 
     def __init__(self) -> None:
         self._reference = ReferenceBackend()
+        self._pools: dict[int, _Pool] = {}
         self._num_threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
         numba.set_num_threads(self._num_threads)
         torch.set_num_threads(self._num_threads)  # numba's launch has set the shared runtime to the number of cores
@@ -82,32 +92,40 @@ class CpuBackend:
         """See `contract.AttentionBackend`."""
         step = prepared.step
         if _needs_reference(step, key, value, options):
-            return self._reference.attend(query, key, value, cache, step, options)
+            return self._reference.attend(query, key, value, cache, self._reference.prepare(step), options)
         slots = step.slot_mapping.numpy()
-        for new, pool in ((key, cache.key), (value, cache.value)):
-            cpu_read.write_rows(as_bits(new), as_bits(pool), slots)
-        output = torch.empty(query.shape, dtype=query.dtype)
+        pool = self._pool(cache)
+        cpu_read.write_rows(as_bits(key), pool.key, slots)
+        cpu_read.write_rows(as_bits(value), pool.value, slots)
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
         group_tasks, row_tasks = prepared.of(query.shape[1] // key.shape[1])
         state = np.empty((*query.shape[:2], query.shape[2] + 2) if group_tasks else (0, 0, 0), np.float32)
         for tasks in (group_tasks, row_tasks) if group_tasks else (row_tasks,):
             assert tasks is not None
             cpu_pages.attend_tasks(
                 as_bits(query),
-                as_bits(cache.key),
-                as_bits(cache.value),
-                step.block_tables.numpy(),
+                pool.key,
+                pool.value,
+                np.ascontiguousarray(step.block_tables.numpy()),
                 tasks.rows,
                 tasks.costs,
                 np.float32(options.scale / math.log(2)),  # of the exponent to the base 2
                 state,
                 as_bits(output),
                 prepared.num_threads,
+                cpu_pages.tile_of(as_bits(query).dtype),
             )
         return output
 
+    def _pool(self, cache: LayerCache) -> _Pool:
+        """Of every layer once: looking at a tensor's numbers costs more than it seems, step after step."""
+        if id(cache.key) not in self._pools:
+            self._pools[id(cache.key)] = _Pool(cache, as_bits(cache.key), as_bits(cache.value))
+        return self._pools[id(cache.key)]
+
     def choose(self, logits: Tensor, rows: SamplingRows | None) -> Chosen:
         """See `sampling.SamplingBackend`."""
-        return reference_sampling.choose(logits, rows)
+        return cpu_sampling.choose(logits, rows, self._num_threads)
 
 
 def _saved_tokens(group: BlockGroup, block_size: int) -> int:

@@ -26,6 +26,6 @@ def as_bits(tensor: Tensor) -> npt.NDArray[np.generic]:
     return tensor.contiguous().view(_BITS[tensor.dtype]).numpy()
 
 
-def compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """numba's compiler as all kernels here use it."""
     return njit(fastmath=_FAST, cache=True, nogil=True, **options)  # type: ignore[no-any-return]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -12,11 +14,25 @@ from batchgen_kernels.sampling import Chosen, SamplingRows
 _MAX_SCORES = 1 << 24  # scores at a time, 64 MiB: a long prompt's square of scores is never whole in memory
 
 
+@dataclass(slots=True)
+class PreparedReference:
+    """The step itself."""
+
+    step: AttentionStep
+
+    def update(self, step: AttentionStep) -> None:
+        self.step = step
+
+
 class ReferenceBackend:
     """As simple as can be; reads every row's whole context and ignores groups."""
 
-    def prepare(self, step: AttentionStep) -> AttentionStep:
-        return step
+    def prepare(self, step: AttentionStep) -> PreparedReference:
+        return PreparedReference(step)
+
+    def prepare_for_replay(self, step: AttentionStep) -> PreparedReference:
+        """To be called again, not to be captured: what it computes depends on the host's lists."""
+        return PreparedReference(step)
 
     def attend(
         self,
@@ -24,14 +40,17 @@ class ReferenceBackend:
         key: Tensor,
         value: Tensor,
         cache: LayerCache,
-        prepared: AttentionStep,
+        prepared: PreparedReference,
         options: AttentionOptions,
     ) -> Tensor:
         """See `contract.AttentionBackend`."""
-        step = prepared
-        write_kv(key, value, cache, step.slot_mapping)
+        step = prepared.step
+        num_padding = len(query) - step.query_starts[-1]
+        num_stored = len(key) - num_padding
+        write_kv(key[:num_stored], value[:num_stored], cache, step.slot_mapping[:num_stored])
         parts = [_attend_row(query, cache, step, row, options) for row in range(step.num_rows)]
-        return torch.cat(parts).to(query.dtype)
+        padding = query.new_zeros(num_padding, query.shape[1], cache.value.shape[-1])
+        return torch.cat([*parts, padding]).to(query.dtype)
 
     def choose(self, logits: Tensor, rows: SamplingRows | None) -> Chosen:
         """See `sampling.SamplingBackend`."""

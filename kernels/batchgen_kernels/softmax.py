@@ -56,7 +56,7 @@ def greatest(_context: Any, numbers: Any, size: Any, limit: Any) -> Any:
     return types.float32(types.int64, size, types.int64), generate
 
 
-def _exp2(builder: Any, x: Any) -> Any:
+def _powers(builder: Any, x: Any) -> Any:
     """2 ** x for x <= 0 in float32 vectors, 0 below -126; not a number stays so."""
 
     def floats(value: float) -> Any:
@@ -88,7 +88,7 @@ def exponentials(_context: Any, like: Any, numbers: Any, size: Any, limit: Any, 
         factor, offset = (splat(builder, number, FLOATS) for number in (arguments[4], builder.fneg(arguments[5])))
         total = ir.Constant(FLOATS, [0.0] * LANES)
         for first, number in enumerate(_first(builder, arguments[1], size.literal_value, arguments[3])):
-            power = _exp2(builder, fma(builder, offset, number, factor))
+            power = _powers(builder, fma(builder, offset, number, factor))
             total = builder.fadd(total, power)
             stored = power if item == 4 else builder.fptrunc(power, kind)
             store(builder, stored, builder.add(arguments[6], constant(item * LANES * first)))
@@ -101,10 +101,10 @@ def exponentials(_context: Any, like: Any, numbers: Any, size: Any, limit: Any, 
 
 
 @intrinsic
-def exponential(_context: Any, x: Any) -> Any:
+def exp2(_context: Any, x: Any) -> Any:
     """2 ** x for x <= 0."""
 
     def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.extract_element(_exp2(builder, splat(builder, arguments[0], FLOATS)), ir.Constant(WORD, 0))
+        return builder.extract_element(_powers(builder, splat(builder, arguments[0], FLOATS)), ir.Constant(WORD, 0))
 
     return types.float32(types.float32), generate

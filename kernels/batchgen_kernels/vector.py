@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding as llvm
+import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -89,6 +90,20 @@ def address(_context: Any, array: Any) -> Any:
         return builder.ptrtoint(context.make_array(signature.args[0])(context, builder, arguments[0]).data, SIZE)
 
     return types.int64(array), generate
+
+
+@intrinsic
+def call(_context: Any, place: Any, arguments: Any) -> Any:
+    """Call the compiled function at an address, which returns nothing, with a tuple of arguments of its very types."""
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        kinds = tuple(signature.args[1])
+        function = pointer(builder, given[0], context.call_conv.get_function_type(types.none, kinds))
+        values = cgutils.unpack_tuple(builder, given[1], len(kinds))
+        context.call_conv.call_function(builder, function, types.none, kinds, values)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, arguments), generate
 
 
 @intrinsic
@@ -218,3 +233,42 @@ def narrow(_context: Any, like: Any, number: Any) -> Any:
         return builder.bitcast(rounded, context.get_value_type(like.dtype))
 
     return like.dtype(like, types.float32), generate
+
+
+@intrinsic
+def as_word(_context: Any, number: Any) -> Any:
+    """The bits of a float32 as int32; of numbers above 0 they are in the same order. `widen` turns a uint32 back."""
+
+    def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], WORD)
+
+    return types.int32(types.float32), generate
+
+
+@intrinsic
+def _power_of_two(_context: Any, exponent: Any) -> Any:
+    """2 ** exponent as float32, for an int32 exponent from -126 to 127, by its bits."""
+
+    def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        biased = builder.add(arguments[0], ir.Constant(WORD, 127))
+        return builder.bitcast(builder.shl(biased, ir.Constant(WORD, 23)), FLOAT)
+
+    return types.float32(types.int32), generate
+
+
+@njit(fastmath={"contract"}, inline="always")
+def exponential(x: Any) -> Any:
+    """exp(x) for x <= 0 in float32, to 2 units in the last place; loops over it become vectors.
+
+    x = n log 2 + r with |r| <= log 2 / 2; the polynomial is that of Cephes' expf (S. Moshier).
+    """
+    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
+    r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    power = (p * r * r + r + np.float32(1.0)) * _power_of_two(np.int32(n))
+    return np.float32(0.0) if x < np.float32(-87.0) else power

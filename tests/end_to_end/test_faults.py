@@ -8,8 +8,7 @@ from itertools import count
 import pytest
 import torch
 
-from batchgen.engine.outcome import Outcome
-from batchgen.engine.runner import ModelRunner
+from batchgen.engine.runner import Launched, ModelRunner
 from batchgen.engine.step import SchedulerOutput
 from tests.end_to_end.harness import TinyRunner, prompts
 
@@ -18,20 +17,20 @@ LETTERS = "abcdefgh"
 
 def no_memory_for(monkeypatch: pytest.MonkeyPatch, is_too_large: Callable[[SchedulerOutput], bool]) -> None:
     """Forwards of such steps end as torch ends them when a GPU is full."""
-    compute = ModelRunner._compute
+    launch = ModelRunner._launch
 
-    def limited(self: ModelRunner, step: SchedulerOutput) -> list[Outcome]:
+    def limited(self: ModelRunner, step: SchedulerOutput) -> Launched:
         if is_too_large(step):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return compute(self, step)
+        return launch(self, step)
 
-    monkeypatch.setattr(ModelRunner, "_compute", limited)
+    monkeypatch.setattr(ModelRunner, "_launch", limited)
 
 
 def test_a_device_out_of_memory_changes_no_answer(
     run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    no_memory_for(monkeypatch, lambda step: step.num_tokens > 20)
+    no_memory_for(monkeypatch, lambda step: step.num_tokens > 10)
     with caplog.at_level("WARNING", "batchgen"):
         result = run_tiny(prompts(*(f"note {letter}" for letter in LETTERS)))
     assert (result.exit_code, result.completions) == (0, list(LETTERS.upper()))

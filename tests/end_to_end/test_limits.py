@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from transformers import LlamaForCausalLM
 
 from batchgen.job import generate
@@ -156,3 +159,18 @@ def test_max_errors_is_how_many_bad_rows_are_borne(run_tiny: TinyRunner) -> None
 
 def _never(*_: object) -> None:
     raise AssertionError("weights were read")
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1, "n": 2, "logprobs": 1, "presence_penalty": 0.5}], ids=str)
+def test_on_a_gpu_steps_are_measured_before_the_pool_is_sized(
+    run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any]
+) -> None:
+    def peak_memory(device: torch.device, work: Callable[[], None]) -> int:
+        work()
+        return 10**18
+
+    monkeypatch.setattr("batchgen.job.generate.can_measure_memory", lambda device: True)
+    monkeypatch.setattr("batchgen.engine.largest_steps.peak_memory", peak_memory)
+    result = run_tiny(prompts("a"), sampling=sampling)
+    assert result.exit_code == 2
+    assert "beside it not one KV block does" in result.error

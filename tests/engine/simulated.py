@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,9 +10,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from batchgen.engine.assemble import EngineSettings, make_scheduler
-from batchgen.engine.engine import Engine, Ready
+from batchgen.engine.engine import Engine
 from batchgen.engine.outcome import Failed, Outcome, Sampled
-from batchgen.engine.request import Request
+from batchgen.engine.request import PENDING_TOKEN, Request
 from batchgen.engine.step import SchedulerOutput
 from batchgen.plan.order import lexicographic_order, visiting_order
 from batchgen.plan.token_store import PackedTokens
@@ -21,6 +22,7 @@ from batchgen.stats.counters import RunStats
 from batchgen.stats.prompt_tokens import PromptTokens
 
 Prompts = Sequence[str]
+GARBAGE = 0  # a token that a broken row goes on with on the device
 
 
 class CountingRunner:
@@ -30,14 +32,42 @@ class CountingRunner:
 
     def __init__(self) -> None:
         self.computed: dict[int, list[int]] = {}  # row -> positions, in the order they were computed
+        self.sampled: dict[Request, int] = {}  # what the step that began last gave: only the device knows
+        self.under_way: deque[SimulatedStep] = deque()
 
-    def start(self, step: SchedulerOutput) -> Ready:
-        return Ready(self.run(step))
+    def start(self, step: SchedulerOutput) -> SimulatedStep:
+        """The outcomes of a step are fetched before the next one begins, with a lag of 1 before the one after."""
+        assert not step.is_idle
+        assert len(self.under_way) <= self.lag
+        outcomes = self.run(step)
+        self.sampled = {
+            request: outcome.token_id if isinstance(outcome, Sampled) else GARBAGE
+            for request, outcome in zip(step.sampled_requests, outcomes, strict=True)
+        }
+        self.under_way.append(SimulatedStep(self, outcomes))
+        return self.under_way[-1]
+
+    def token_ids(self, request: Request, stop: int) -> list[int]:
+        """The first tokens of a request as the device knows them."""
+        token_ids = request.token_ids(0, stop)
+        return [self.sampled[request] if token == PENDING_TOKEN else token for token in token_ids]
 
     def run(self, step: SchedulerOutput) -> list[Outcome]:
         for chunk in step.chunks:
             self.computed.setdefault(chunk.request.row_index, []).extend(range(chunk.start, chunk.stop))
         return [Sampled(7)] * len(step.sampled_requests)
+
+
+@dataclass(frozen=True)
+class SimulatedStep:
+    """Computed, and still to be fetched: once, and in order."""
+
+    runner: CountingRunner
+    known: list[Outcome]
+
+    def outcomes(self) -> list[Outcome]:
+        assert self.runner.under_way.popleft() is self
+        return self.known
 
 
 class CheckedEngine(Engine):
@@ -96,12 +126,12 @@ class CheckingRunner(CountingRunner):
         self.copy(step)
         for chunk in step.chunks:  # every layer writes before it attends
             for position in range(chunk.start, chunk.stop):
-                self.slots[self.slot(chunk.request, position)] = chunk.request.token_ids(0, position + 1)
+                self.slots[self.slot(chunk.request, position)] = self.token_ids(chunk.request, position + 1)
         for repeat in step.repeats:
             for position in range(repeat.start, repeat.stop):
-                self.slots[repeat.target, position % self.block_size] = repeat.request.token_ids(0, position + 1)
+                self.slots[repeat.target, position % self.block_size] = self.token_ids(repeat.request, position + 1)
         for chunk in step.chunks:
-            tokens = chunk.request.token_ids(0, chunk.stop)
+            tokens = self.token_ids(chunk.request, chunk.stop)
             for position in range(chunk.stop):
                 assert self.slots[self.slot(chunk.request, position)] == tokens[: position + 1]
         super().run(step)
@@ -140,14 +170,17 @@ class RandomJob:
     max_tokens: list[int]
     spare_blocks: int
     settings: dict[str, int | bool | None]
+    lag: int
 
     @property
     def block_size(self) -> int:
         return int(self.settings["block_size"] or 0)
 
-    def engine(self) -> CheckedEngine:
+    def engine(self, runner: CountingRunner) -> CheckedEngine:
         longest = -(-max(map(len, self.prompts)) // self.block_size)
-        return make_engine(num_blocks=longest + self.spare_blocks, **self.settings)
+        engine = make_engine(num_blocks=longest + self.spare_blocks, **self.settings)
+        engine.runner, runner.lag = runner, self.lag
+        return engine
 
     def requests(self) -> list[Request]:
         requests = make_requests(self.prompts, self.max_tokens, self.block_size)
@@ -180,6 +213,7 @@ def random_jobs(
             "by_prefix": draw(st.booleans()),
             "prefix_cache": draw(st.booleans()),
         },
+        lag=draw(st.sampled_from([0, 1])),
     )
 
 
@@ -193,4 +227,5 @@ def check_accounts(job: RandomJob, engine: Engine, done: Sequence[Request]) -> N
     if all(request.finish_reason is not FinishReason.ERROR for request in done):
         later_outputs = sum(len(request.output_token_ids) - 1 for request in done)  # the last is never computed
         num_computed = stats.prompt.total - stats.prompt.found + stats.num_recomputed_tokens + later_outputs
+        num_computed += stats.num_overrun_tokens
         assert stats.num_prefill_tokens + stats.num_decode_tokens == num_computed

@@ -119,8 +119,7 @@ def test_torch_says_it_by_type_or_in_words() -> None:
     fails_at=st.frozensets(st.integers(1, 40), max_size=6),
 )
 def test_no_answer_changes_and_nothing_wrong_is_read(job: RandomJob, n: int, fails_at: frozenset[int]) -> None:
-    engine = job.engine()
-    engine.runner = SmallDevice(job.block_size, fails_at)
+    engine = job.engine(SmallDevice(job.block_size, fails_at))
     done = finish(engine, with_samples(job.requests(), n))
     assert sorted((r.row_index, r.sample_index) for r in done) == [
         (r, s) for r in range(len(job.prompts)) for s in range(n)

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from batchgen.engine.draw_key import draw_key
-from batchgen.engine.outcome import Failed, Sampled
+from batchgen.engine.outcome import Failed, Outcome, Sampled
 from batchgen.engine.request import Request
 from batchgen.engine.sampler import Sampler
+from batchgen.engine.sampling_columns import SamplingColumns
+from batchgen.models.device_queue import to_device
 from batchgen.sampling_params import SamplingParams
-from batchgen_kernels import ReferenceBackend
+from batchgen_kernels import CpuBackend
 
 PROBS = torch.tensor([0.30, 0.05, 0.20, 0.02, 0.25, 0.08, 0.06, 0.04])
 NUM_DRAWS = 4000
@@ -24,12 +26,18 @@ def request(key: int = 0, **params: Any) -> Request:
 
 
 def sampler(*unused: int) -> Sampler:
-    return Sampler(torch.tensor(unused, dtype=torch.int64), ReferenceBackend())
+    return Sampler(torch.tensor(unused, dtype=torch.int64), CpuBackend())
+
+
+def outcomes_of(logits: torch.Tensor, requests: list[Request], *unused: int) -> list[Outcome]:
+    columns = SamplingColumns.of(requests)
+    rows = columns.on_device(*to_device([columns.shares, columns.counts], logits.device))
+    return sampler(*unused).choose(logits, requests, rows).outcomes()
 
 
 def choose(logits: torch.Tensor, requests: list[Request], *unused: int) -> list[int]:
     """The chosen tokens, where no row fails."""
-    outcomes = sampler(*unused).choose(logits, requests).outcomes()
+    outcomes = outcomes_of(logits, requests, *unused)
     return [outcome.token_id for outcome in outcomes if isinstance(outcome, Sampled)]
 
 
@@ -166,7 +174,7 @@ def test_draws_of_one_row_do_not_depend_on_each_other() -> None:
 def test_nothing_left_to_choose_fails_the_row_only() -> None:
     for temperature in (0.0, 1.0):
         rows = [request(temperature=temperature, bad_words=tuple((n,) for n in range(8))), request()]
-        first, second = sampler().choose(PROBS.log().expand(2, -1).clone(), rows).outcomes()
+        first, second = outcomes_of(PROBS.log().expand(2, -1).clone(), rows)
         assert isinstance(first, Failed)
         assert first.error.startswith("no token is left")
         assert second == Sampled(0)
@@ -174,7 +182,7 @@ def test_nothing_left_to_choose_fails_the_row_only() -> None:
 
 def test_logprobs_are_of_the_models_own_distribution() -> None:
     rows = [request(temperature=0.1, logit_bias=((3, 50.0),), logprobs=1), request(logprobs=0), request()]
-    first, second, third = sampler().choose(PROBS.log().expand(3, -1).clone(), rows).outcomes()
+    first, second, third = outcomes_of(PROBS.log().expand(3, -1).clone(), rows)
     assert isinstance(first, Sampled)
     assert first.logprobs is not None
     assert (first.token_id, first.logprobs.rank, first.logprobs.top[0][0]) == (3, 8, 0)
@@ -193,7 +201,7 @@ def test_rows_with_one_seed_draw_differently() -> None:
 def test_logits_that_are_not_finite_fail_their_row_only(bad: float) -> None:
     logits = PROBS.log().expand(2, -1).clone()
     logits[0, 3] = bad
-    first, second = sampler().choose(logits, [request(), request()]).outcomes()
+    first, second = outcomes_of(logits, [request(), request()])
     assert isinstance(first, Failed)
     assert "not finite" in first.error
     assert second == Sampled(0)

@@ -43,7 +43,7 @@ def complete(wanted: Sequence[int], max_tokens: int, **params: Any) -> Request:
         logits = torch.zeros(1, VOCAB_SIZE)
         logits[0, ord("x")] = 1.0
         logits[0, token] = 2.0
-        (outcome,) = sampler.choose(logits, [request]).outcomes()
+        (outcome,) = sampler.choose(logits, [request], None).outcomes()
         assert isinstance(outcome, Sampled)
         request.append(outcome)
         if request.status is RequestStatus.FINISHED:

@@ -59,6 +59,6 @@ def test_many_queries_are_taken_in_slices(monkeypatch: pytest.MonkeyPatch) -> No
 def test_copies_are_read_before_any_is_written() -> None:
     """Blocks 0 and 1 change places, and 2 gets what 0 was."""
     key, value = torch.arange(4.0).view(4, 1, 1, 1), torch.arange(4.0, 8).view(4, 1, 1, 1)
-    copy_blocks(LayerCache(key, value), [(0, 1), (1, 0), (0, 2)])
+    copy_blocks(LayerCache(key, value), torch.tensor([0, 1, 0]), torch.tensor([1, 0, 2]))
     assert key.flatten().tolist() == [1, 0, 0, 3]
     assert value.flatten().tolist() == [5, 4, 4, 7]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from batchgen_kernels import BlockGroup
-from batchgen_kernels.triton import Capacity, TritonBackend
+from batchgen_kernels.triton import TritonBackend
 from tests.kernels.paged_cases import Case, make_case
 
 SHARE_ALL = -math.inf
@@ -105,28 +105,6 @@ def test_a_token_that_is_not_finite_reaches_only_those_that_see_it(tensor: str, 
 def test_strided_inputs_are_taken_as_they_are() -> None:
     """The model gives [heads, tokens, head size], transposed."""
     check(make_case(ROWS["mixed"]).with_inputs(lambda tensor: tensor.transpose(0, 1).contiguous().transpose(0, 1)))
-
-
-def test_one_set_of_buffers_serves_step_after_step() -> None:
-    """What a CUDA graph needs: the same tensors and grids for another step, padded where it is smaller."""
-    backend = TritonBackend(SHARE_ALL)
-    first, second = make_case(GROUPED_ROWS, groups=GROUPS), make_case([(1, 9), (12, 3), (1, 100)], seed=1)
-    num_tokens = len(first.query)
-    prepared = backend.reserve(first.step, Capacity(20, 4, 8, num_tokens, 16, 40), num_rows=9, max_blocks=20)
-    torch.testing.assert_close(first.run(backend, prepared), first.truth, atol=2e-6, rtol=1e-5)
-    (work,) = prepared.work.values()
-    addresses = [work.buffer.data_ptr(), prepared.slot_mapping.data_ptr(), prepared.block_tables.data_ptr()]
-
-    prepared.update(second.step)
-    padded = second.with_inputs(lambda tensor: _pad(tensor, num_tokens))
-    output = padded.run(backend, prepared)[: len(second.query)]
-    torch.testing.assert_close(output, second.truth, atol=2e-6, rtol=1e-5)
-    assert [work.buffer.data_ptr(), prepared.slot_mapping.data_ptr(), prepared.block_tables.data_ptr()] == addresses
-
-
-def _pad(tensor: torch.Tensor, length: int) -> torch.Tensor:
-    padding = tensor.new_full((length - len(tensor), *tensor.shape[1:]), torch.nan)
-    return torch.cat([tensor, padding])
 
 
 def test_unwritten_memory_is_not_read(nan_empty: None) -> None:

@@ -1,51 +1,86 @@
-"""The sampling kernel in Triton's interpreter against the sampler's rule written out in NumPy."""
+"""Token choice in Triton's interpreter against the reference; vocabularies end inside a tile and fill several."""
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
+
 import pytest
 import torch
 
-from batchgen_kernels.triton.sample import sample
+from batchgen_kernels import SamplingRows, reference_sampling
+from batchgen_kernels.triton.sample import choose
 
-ROWS = 6
-DRAWS = [0.0, 0.13, 0.5, 0.77, 0.999, 1 - 2**-53]
-
-
-def draw(logits: torch.Tensor, temperatures: list[float], least: torch.Tensor) -> list[int]:
-    tokens: list[int] = sample(
-        logits, torch.tensor(temperatures), least, torch.tensor(DRAWS, dtype=torch.float64)
-    ).tolist()
-    return tokens
+ROWS = 8
 
 
-def expected(logits: torch.Tensor, temperature: float, least: float, share: float) -> int:
-    exact = logits.double().numpy()
-    weights = np.where(exact >= least, np.exp((exact - exact.max()) / temperature), 0)
-    cumulative = weights.cumsum()
-    return int(np.searchsorted(cumulative, share * cumulative[-1], side="right"))
+def rows_of(**columns: Any) -> SamplingRows:
+    """`ROWS` rows; a column is one value or one a row."""
+    given = {"temperatures": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0} | columns
+    top_k = torch.as_tensor(given.pop("top_k")).expand(ROWS).contiguous()
+    shares = {
+        name: torch.as_tensor(value, dtype=torch.float32).expand(ROWS).contiguous() for name, value in given.items()
+    }
+    keys = torch.arange(ROWS) * 7919 - 3
+    return SamplingRows(**shares, top_k=top_k, keys=keys, positions=keys + 5, samples=keys % 3, is_filtered=True)
 
 
-@pytest.mark.parametrize("vocab", [1, 37, 2048, 5000])
-def test_tokens_are_those_of_the_inverse_cdf(vocab: int) -> None:
+def check(logits: torch.Tensor, rows: SamplingRows) -> None:
+    chosen, expected = choose(logits, rows), reference_sampling.choose(logits, rows)
+    assert chosen.tokens.tolist() == expected.tokens.tolist()
+    torch.testing.assert_close(chosen.best, expected.best, equal_nan=True)
+
+
+FILTERS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "greedy and hot": {"temperatures": [0.0, 0.3, 0.7, 1.0, 1.5, 1e-5, 100.0, 0.0]},
+    "top_k": {"top_k": [1, 2, 5, 0, 36, 37, 38, 10**6]},
+    "top_p": {"top_p": [0.0, 1e-6, 0.3, 0.5, 0.9, 0.99, 1.0, 0.7]},
+    "min_p": {"min_p": [0.0, 0.01, 0.1, 0.3, 0.5, 1.0, 0.2, 0.05]},
+    "all": {"temperatures": 0.8, "top_k": [3, 50, 0, 7, 0, 20, 30, 2], "top_p": 0.8, "min_p": 0.02},
+}
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize("vocab", [1, 37, 2100])
+def test_tokens_are_the_references(vocab: int, filters: str) -> None:
     torch.manual_seed(1)
-    logits = torch.randn(ROWS, vocab) * 3
-    temperatures = [0.3, 0.7, 1.0, 1.5, 1e-5, 100.0]
-    least = logits.topk(min(vocab, 20)).values[:, -1].clone()
-    least[:2] = -torch.inf
-    tokens = draw(logits, temperatures, least)
-    assert tokens == [expected(logits[row], temperatures[row], float(least[row]), DRAWS[row]) for row in range(ROWS)]
+    check(torch.randn(ROWS, vocab) * 3, rows_of(**FILTERS[filters]))
 
 
-def test_temperature_0_takes_the_first_of_the_best() -> None:
-    logits = torch.zeros(ROWS, 3000)
-    logits[:, [2100, 2500]] = 2.0
-    tokens = draw(logits, [0.0] * ROWS, torch.full((ROWS,), torch.inf))
-    assert tokens == [2100] * ROWS
+@pytest.mark.parametrize("filters", FILTERS)
+def test_equal_logits_stay_together(filters: str) -> None:
+    torch.manual_seed(2)
+    logits = torch.randint(-2, 3, (ROWS, 61)).float()
+    logits[:, ::5] *= -0.0  # both zeros are one logit
+    check(logits, rows_of(**FILTERS[filters]))
+
+
+def test_what_filters_keep_does_not_depend_on_the_draw() -> None:
+    """Of logits 0 to 7 the four best; of these, of weights 1, 1/e, 1/e^2, 1/e^3, what reaches nine tenths: three."""
+    logits = torch.arange(8.0).expand(ROWS, -1).contiguous()
+    seen: set[int] = set()
+    for position in range(5):
+        rows = rows_of(top_k=4, top_p=0.9)
+        rows.positions.fill_(position)
+        seen.update(choose(logits, rows).tokens.tolist())
+    assert seen == {5, 6, 7}
 
 
 def test_tokens_of_no_probability_are_never_drawn() -> None:
     logits = torch.full((ROWS, 2500), -torch.inf)
     logits[:, 2200] = 1.0
-    tokens = draw(logits, [1.0] * ROWS, torch.full((ROWS,), -torch.inf))
-    assert tokens == [2200] * ROWS
+    assert choose(logits, rows_of(top_k=3, top_p=0.5)).tokens.tolist() == [2200] * ROWS
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_rows_that_are_not_finite_have_no_token(bad: float) -> None:
+    logits = torch.randn(ROWS, 40)
+    logits[2] = bad
+    logits[3, 7] = bad
+    check(logits, rows_of(top_k=5, top_p=0.9))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_rows_may_be_views_of_any_type(dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    check((torch.randn(ROWS, 90) * 2).to(dtype)[:, 8:57], rows_of(top_p=0.9))

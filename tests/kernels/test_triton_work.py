@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batchgen_kernels import AttentionStep, BlockGroup
-from batchgen_kernels.triton.work import ONLY_PART, Tiling, Work, plan_work
+from batchgen_kernels.triton.work import ONLY_PART, Tiling, Work, decode_capacity, plan_work
 
 # Tiles of 2 decode queries, 4 shared ones and 4 prefill ones; pieces of at least 16 tokens.
 TILING = Tiling(
@@ -94,3 +97,24 @@ def test_prefill_rows_of_a_group_read_their_whole_context() -> None:
     work = work_of([(1, 16), (1, 16), (3, 16), (1, 16)], (BlockGroup(0, 4, 2),))
     assert fields(work.prefill) == [[2, 3, 2, 0, 19, ONLY_PART]]
     assert fields(work.shared) == [[0, 2, 0, 0, 16, 0]]  # the row behind the prefill shares with nobody
+
+
+@given(
+    groups=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=6),
+    own=st.integers(0, 60),
+    num_items=st.integers(1, 40),
+    min_split=st.sampled_from([8, 16, 100]),
+)
+def test_a_decode_step_of_any_groups_fits_the_capacity_of_its_rows(
+    groups: list[tuple[int, int]], own: int, num_items: int, min_split: int
+) -> None:
+    """Groups of (rows, shared blocks), all of which share."""
+    rows = [(1, blocks * 8 + own) for count, blocks in groups for _ in range(count)]
+    ends = list(accumulate(count for count, _ in groups))
+    shared = [BlockGroup(end - count, end, blocks) for (count, blocks), end in zip(groups, ends, strict=True) if blocks]
+    capacity = decode_capacity(len(rows), num_items)
+    tiling = TILING._replace(
+        num_items=num_items, min_split=min_split, min_saved_bytes=-math.inf, max_parts=capacity.partials
+    )
+    size = work_of(rows, tuple(shared), tiling).size
+    assert all(need <= room for need, room in zip(size, capacity, strict=True))

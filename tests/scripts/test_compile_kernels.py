@@ -27,7 +27,7 @@ def test_every_kernel_compiles_for_every_architecture_and_spills_nothing_on_sm_9
             "store",
             "merge",
             "uniform",
-            "sample",
+            "choose",
             "decode",
             "shared",
             "prefill",

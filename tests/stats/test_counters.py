@@ -20,6 +20,7 @@ def step(used: int, empty: int, **changes: Any) -> StepStats:
         "num_prefill_tokens": 3,
         "num_decode_tokens": 1,
         "num_sampled_tokens": 2,
+        "num_overrun_tokens": 0,
         "num_used_blocks": used,
         "num_logical_blocks": used,
         "num_stored_tokens": 4 * used - empty,

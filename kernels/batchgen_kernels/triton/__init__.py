@@ -13,6 +13,5 @@ backend.py   TritonBackend: the contract, step by step
 from __future__ import annotations
 
 from batchgen_kernels.triton.backend import Prepared, TritonBackend
-from batchgen_kernels.triton.work import Capacity
 
-__all__ = ["Capacity", "Prepared", "TritonBackend"]
+__all__ = ["Prepared", "TritonBackend"]

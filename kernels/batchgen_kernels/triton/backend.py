@@ -1,8 +1,8 @@
 """TritonBackend: the attention contract on a GPU. Plans a step on the host once, then only launches kernels.
 
 `attend` launches, in this order: store, up to three lists of items (decode, shared, prefill), merge. It reads nothing
-back. The grids come from the capacity of the lists, not from their contents, so a CUDA graph captured over a
-`Prepared` with room to spare may be replayed after `update` has written another step into the same tensors.
+back. The grids come from the capacity of the lists, not from their contents, so a CUDA graph captured over what
+`prepare_for_replay` gave may be replayed after `update` has written another step's items into the same lists.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from batchgen_kernels.sampling import Chosen, SamplingRows
 from batchgen_kernels.triton.attention import Parts, Places, attend_items
 from batchgen_kernels.triton.launch import Launch, LaunchKey, arch_of, constants, launches
 from batchgen_kernels.triton.merge import merge_parts
+from batchgen_kernels.triton.sample import choose
 from batchgen_kernels.triton.store import store_kv
-from batchgen_kernels.triton.work import ITEM_FIELDS, Capacity, Tiling, Work, plan_work
+from batchgen_kernels.triton.work import ITEM_FIELDS, Capacity, Tiling, Work, decode_capacity, plan_work
 
 _INTERPRETER_SMS = 4
 
@@ -69,16 +70,12 @@ class DeviceWork:
         assert all(need <= room for need, room in zip(work.size, self.capacity, strict=True)), (
             f"a step of {work.size} does not fit {self.capacity}"
         )
-        fills = [0, 0, 0, 0, 0, -1]  # an item of no queries, a token of -1: padding that the kernels skip
-        packed = np.concatenate(
-            [
-                np.pad(section.ravel(), (0, size - section.size), constant_values=fill)
-                for section, size, fill in zip(work, _section_sizes(self.capacity), fills, strict=True)
-            ]
-        )
-        host = torch.from_numpy(packed)
-        if self.buffer.is_cuda:
-            host = host.pin_memory()
+        # A fresh host buffer each time: torch keeps pinned memory and gives it out again when its copy is done.
+        host = torch.zeros(len(self.buffer), dtype=torch.int32, pin_memory=self.buffer.is_cuda)
+        sections = np.split(host.numpy(), np.cumsum(_section_sizes(self.capacity))[:-1])
+        sections[-1][:] = -1  # as an item of no queries, padding that the kernels skip
+        for section, values in zip(sections, work, strict=True):
+            section[: values.size] = values.ravel()
         self.buffer.copy_(host, non_blocking=True)
 
 
@@ -93,33 +90,36 @@ class Prepared:
     """A step on the device. Its work is cut at the first layer of each shape and serves the others."""
 
     step: AttentionStep
-    slot_mapping: Tensor
-    block_tables: Tensor
     min_saved_bytes: float | None
-    capacity: Capacity | None = None  # None: as much as the step needs
+    has_room: bool = False  # for any decode step in the same tensors; else for this step only
     work: dict[LayerShape, DeviceWork] = field(default_factory=dict)
 
     def work_of(self, shape: LayerShape) -> DeviceWork:
         """The work of layers of this shape."""
         if shape not in self.work:
             plan = self._plan(shape)
-            self.work[shape] = DeviceWork.allocate(self.capacity or plan.size, self.slot_mapping.device)
+            self.work[shape] = DeviceWork.allocate(self._capacity(shape) or plan.size, self.step.slot_mapping.device)
             self.work[shape].write(plan)
         return self.work[shape]
 
     def update(self, step: AttentionStep) -> None:
-        """Take another step in the same tensors. It may have fewer tokens, rows and blocks, not more."""
+        """See `contract.PreparedForReplay`."""
         self.step = step
-        self.slot_mapping.fill_(-1)
-        self.slot_mapping[: len(step.slot_mapping)] = step.slot_mapping
-        rows, max_blocks = step.block_tables.shape
-        self.block_tables[:rows, :max_blocks] = step.block_tables
         for shape, work in self.work.items():
             work.write(self._plan(shape))
 
     def _plan(self, shape: LayerShape) -> Work:
-        device = self.slot_mapping.device
-        return plan_work(self.step, tiling_of(shape, _launches(shape, device), device, self.min_saved_bytes))
+        capacity, tiling = self._capacity(shape), self._tiling(shape)
+        return plan_work(self.step, tiling if capacity is None else tiling._replace(max_parts=capacity.partials))
+
+    def _capacity(self, shape: LayerShape) -> Capacity | None:
+        if not self.has_room:
+            return None
+        return decode_capacity(len(self.step.slot_mapping), self._tiling(shape).num_items)
+
+    def _tiling(self, shape: LayerShape) -> Tiling:
+        device = self.step.slot_mapping.device
+        return tiling_of(shape, _launches(shape, device), device, self.min_saved_bytes)
 
 
 class TritonBackend:
@@ -133,16 +133,12 @@ class TritonBackend:
 
     def prepare(self, step: AttentionStep) -> Prepared:
         """The step as it is; its tensors are used, not copied."""
-        return Prepared(step, step.slot_mapping, step.block_tables, self._min_saved_bytes)
+        return Prepared(step, self._min_saved_bytes)
 
-    def reserve(self, step: AttentionStep, capacity: Capacity, num_rows: int, max_blocks: int) -> Prepared:
-        """The step with room for others: `update` writes them into the same tensors."""
-        device = step.slot_mapping.device
-        slots = torch.full((capacity.tokens,), -1, dtype=torch.int64, device=device)
-        tables = torch.zeros(num_rows, max_blocks, dtype=step.block_tables.dtype, device=device)
-        prepared = Prepared(step, slots, tables, self._min_saved_bytes, capacity)
-        prepared.update(step)
-        return prepared
+    def prepare_for_replay(self, step: AttentionStep) -> Prepared:
+        """See `contract.ReplayBackend`. Every layer must have run once before a capture: that makes its lists."""
+        assert step.num_rows <= len(step.slot_mapping), "a step of one query a row"
+        return Prepared(step, self._min_saved_bytes, has_room=True)
 
     def attend(
         self,
@@ -156,14 +152,14 @@ class TritonBackend:
         """See `contract.AttentionBackend`. Rows of padding tokens are left as they are in fresh memory."""
         shape = _shape(query, cache)
         work = prepared.work_of(shape)
-        store_kv(key, value, cache, prepared.slot_mapping)
+        store_kv(key, value, cache, prepared.step.slot_mapping)
         output = query.new_empty(*query.shape[:2], shape.value_size)
         num_partials = work.capacity.partials
         parts = Parts(
             query.new_empty(num_partials, shape.num_heads, shape.value_size, dtype=torch.float32),
             query.new_empty(num_partials, shape.num_heads, dtype=torch.float32),
         )
-        places = Places(work.positions, work.partial_starts, prepared.block_tables)
+        places = Places(work.positions, work.partial_starts, prepared.step.block_tables)
         for regime, launch in _launches(shape, query.device).items():
             if len(work.items[regime]):
                 attend_items(query, cache, work.items[regime], places, parts, output, options, launch)
@@ -173,7 +169,7 @@ class TritonBackend:
 
     def choose(self, logits: Tensor, rows: SamplingRows | None) -> Chosen:
         """See `sampling.SamplingBackend`."""
-        return reference_sampling.choose(logits, rows)
+        return reference_sampling.choose(logits, None) if rows is None else choose(logits, rows)
 
 
 def _shape(query: Tensor, cache: LayerCache) -> LayerShape:

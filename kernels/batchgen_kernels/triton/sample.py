@@ -1,7 +1,8 @@
-"""Choose a token a row by inverse CDF, on the device: a draw looked up among the tokens that are kept.
+"""Token choice on the device: filters, the draw and its look-up, one program a row, in a few launches in all.
 
-The rule of the sampler on the CPU: the first token whose cumulative weight passes the draw's share of the total, in the
-order of ids, sums in float64. The two agree as far as exponentials and sums round alike.
+The rule is `sampling.py`'s. Filters need no sort: the least logit that top_k or top_p keeps is found by bisection over
+the bits of the logits, which are ordered like integers; both ends are moved to logits that occur, so that a dozen
+passes over a row are the rule, and 32 the most.
 """
 
 from __future__ import annotations
@@ -11,78 +12,187 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from batchgen_kernels.sampling import Chosen, SamplingRows
+from batchgen_kernels.triton.uniform import random_bits
+
 _VOCAB_TILE = 2048
 
 
 @triton.jit
-def _weights(
-    row_ptr: tl.tensor, columns: tl.tensor, vocab: tl.tensor, best: tl.tensor, least: tl.tensor, sharpness: tl.tensor
-) -> tl.tensor:
-    """[tile] float64 exp((logit - best) / temperature) of the kept tokens, else 0."""
-    logits = tl.load(row_ptr + columns, mask=columns < vocab, other=float("-inf"))
-    kept = (columns < vocab) & (logits >= least)
-    return tl.where(kept, tl.exp2((logits - best) * sharpness), 0.0).to(tl.float64)
+def _flip(bits: tl.tensor) -> tl.tensor:
+    """int32 bits of a float32 -> an integer ordered as the float is; and back."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def sample_kernel(
-    logits_ptr: tl.tensor,  # [rows, vocab] float32
+def _load_tile(row_ptr: tl.tensor, columns: tl.tensor, vocab: tl.tensor) -> tl.tensor:
+    """[tile] float32, -inf behind the row's end; one kind of zero."""
+    logits = tl.load(row_ptr + columns, mask=columns < vocab, other=float("-inf")).to(tl.float32)
+    return tl.where(logits == 0.0, 0.0, logits)
+
+
+@triton.jit
+def _weight(logits: tl.tensor, best: tl.tensor, sharpness: tl.tensor) -> tl.tensor:
+    """float32 exp((logit - best) / temperature)."""
+    return tl.exp2((logits - best) * sharpness)
+
+
+@triton.jit
+def _measure(
+    row_ptr: tl.tensor,
+    vocab: tl.tensor,
+    middle: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    best: tl.tensor,
+    sharpness: tl.tensor,
+    BY_WEIGHT: tl.constexpr,
+    TILE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Of the keys from `middle` on: their number or weight (float64), and the least; and the greatest below it."""
+    total = tl.full([], 0.0, tl.float64)
+    above = high
+    below = low
+    for start in range(0, vocab, TILE):
+        columns = start + tl.arange(0, TILE)
+        logits = _load_tile(row_ptr, columns, vocab)
+        keys = _flip(logits.to(tl.int32, bitcast=True))
+        is_above = (keys >= middle) & (columns < vocab)
+        if BY_WEIGHT:
+            total += tl.sum(tl.where(is_above, _weight(logits, best, sharpness), 0.0).to(tl.float64), 0)
+        else:
+            total += tl.sum(is_above.to(tl.float64), 0)
+        above = tl.minimum(above, tl.min(tl.where(is_above, keys, high), 0))
+        below = tl.maximum(below, tl.max(tl.where(keys < middle, keys, low), 0))
+    return total, above, below
+
+
+@triton.jit
+def _search(
+    row_ptr: tl.tensor,
+    vocab: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    target: tl.tensor,
+    best: tl.tensor,
+    sharpness: tl.tensor,
+    BY_WEIGHT: tl.constexpr,
+    TILE: tl.constexpr,
+) -> tl.tensor:
+    """The greatest key in `[low, high]`, two that occur, from which on the row has `target` tokens or weight; `low` if
+    none does."""
+    while low < high:
+        middle = (low | high) - ((low ^ high) >> 1)  # their mean, rounded up
+        total, above, below = _measure(row_ptr, vocab, middle, low, high, best, sharpness, BY_WEIGHT, TILE)
+        low = tl.where(total >= target, above, low)
+        high = tl.where(total >= target, high, below)
+    return low
+
+
+# Columns of a step may begin anywhere; that is no reason to compile again.
+_COLUMNS = ["temperatures_ptr", "top_p_ptr", "min_p_ptr", "top_k_ptr"]
+
+
+@triton.jit(do_not_specialize_on_alignment=_COLUMNS)
+def choose_kernel(
+    logits_ptr: tl.tensor,  # [rows, vocab]
     temperatures_ptr: tl.tensor,  # [rows] float32; 0: the best token
-    least_ptr: tl.tensor,  # [rows] float32
-    draws_ptr: tl.tensor,  # [rows] float64
+    top_p_ptr: tl.tensor,  # [rows] float32
+    min_p_ptr: tl.tensor,  # [rows] float32
+    top_k_ptr: tl.tensor,  # [rows] int64; 0: all
+    bits_ptr: tl.tensor,  # [rows] int64: 53 random bits
     tokens_ptr: tl.tensor,  # [rows] int64
+    best_ptr: tl.tensor,  # [rows] float32
     vocab: tl.tensor,
     row_stride: tl.tensor,
+    IS_FILTERED: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """Grid (rows). Three passes over the row: its best, the total weight, the token."""
+    """Grid (rows)."""
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * row_stride
     best = tl.full([], float("-inf"), tl.float32)
+    worst = tl.full([], float("inf"), tl.float32)
     token = tl.full([], 0, tl.int32)
+    has_nan = tl.full([], 0, tl.int32)
     for start in range(0, vocab, TILE):
         columns = start + tl.arange(0, TILE)
-        logits = tl.load(row_ptr + columns, mask=columns < vocab, other=float("-inf"))
+        logits = _load_tile(row_ptr, columns, vocab)
+        has_nan = tl.maximum(has_nan, tl.max((logits != logits).to(tl.int32), 0))
         tile_best = tl.max(logits, 0)
         first = tl.min(tl.where(logits == tile_best, columns, 2147483647), 0)
         token = tl.where(tile_best > best, first, token)
         best = tl.maximum(best, tile_best)
+        worst = tl.minimum(worst, tl.min(tl.where(columns < vocab, logits, float("inf")), 0))
+    best = tl.where(has_nan > 0, float("nan"), best)
+    tl.store(best_ptr + row, best)
     temperature = tl.load(temperatures_ptr + row)
-    if temperature > 0.0:
-        sharpness = 1.4426950408889634 / temperature
-        least = tl.load(least_ptr + row)
-        total = tl.full([], 0.0, tl.float64)
-        for start in range(0, vocab, TILE):
-            columns = start + tl.arange(0, TILE)
-            total += tl.sum(_weights(row_ptr, columns, vocab, best, least, sharpness), 0)
-        target = tl.load(draws_ptr + row) * total
-        before = tl.full([], 0.0, tl.float64)
-        token = tl.full([], 0, tl.int32)
-        last = tl.full([], 0, tl.int32)
-        for start in range(0, vocab, TILE):
-            columns = start + tl.arange(0, TILE)
-            weights = _weights(row_ptr, columns, vocab, best, least, sharpness)
-            passed = (before + tl.cumsum(weights, 0) <= target) & (columns < vocab)
-            token += tl.sum(passed.to(tl.int32), 0)
-            last = tl.maximum(last, tl.max(tl.where(weights > 0.0, columns, 0), 0))
-            before += tl.sum(weights, 0)
-        token = tl.minimum(token, last)  # a draw just below 1 may round past the last token
-    tl.store(tokens_ptr + row, token.to(tl.int64))
+    is_finite = tl.abs(best) < float("inf")
+    if (temperature == 0.0) | (is_finite == 0):
+        tl.store(tokens_ptr + row, tl.where(is_finite, token, 0).to(tl.int64))
+        return
+    sharpness = 1.4426950408889634 / temperature
+    least = _flip(worst.to(tl.int32, bitcast=True))
+    if IS_FILTERED:
+        best_key = _flip(best.to(tl.int32, bitcast=True))
+        top_k = tl.load(top_k_ptr + row)
+        if (top_k > 0) & (top_k < vocab):
+            least = _search(row_ptr, vocab, least, best_key, top_k.to(tl.float64), best, sharpness, False, TILE)
+        top_p = tl.load(top_p_ptr + row)
+        if top_p < 1.0:
+            # What top_k keeps: all better ones, and of those like the last one as many as there is room for.
+            count, _, _ = _measure(row_ptr, vocab, least + 1, least, best_key, best, sharpness, False, TILE)
+            mass, _, _ = _measure(row_ptr, vocab, least + 1, least, best_key, best, sharpness, True, TILE)
+            room = tl.where(top_k > 0, tl.minimum(top_k, vocab), vocab).to(tl.float64) - count
+            last = _weight(_flip(least).to(tl.float32, bitcast=True), best, sharpness)
+            mass += room * last.to(tl.float64)
+            least = _search(row_ptr, vocab, least, best_key, top_p.to(tl.float64) * mass, best, sharpness, True, TILE)
+    min_p = tl.load(min_p_ptr + row)
+    total = tl.full([], 0.0, tl.float64)
+    for start in range(0, vocab, TILE):
+        columns = start + tl.arange(0, TILE)
+        total += tl.sum(_kept_weights(row_ptr, columns, vocab, best, least, sharpness, min_p), 0)
+    target = tl.load(bits_ptr + row).to(tl.float64) * 1.1102230246251565e-16 * total
+    before = tl.full([], 0.0, tl.float64)
+    token = tl.full([], 0, tl.int32)
+    last_token = tl.full([], 0, tl.int32)
+    for start in range(0, vocab, TILE):
+        columns = start + tl.arange(0, TILE)
+        weights = _kept_weights(row_ptr, columns, vocab, best, least, sharpness, min_p)
+        passed = (before + tl.cumsum(weights, 0) <= target) & (columns < vocab)
+        token += tl.sum(passed.to(tl.int32), 0)
+        last_token = tl.maximum(last_token, tl.max(tl.where(weights > 0.0, columns, 0), 0))
+        before += tl.sum(weights, 0)
+    # A draw just below 1 may round past the last token.
+    tl.store(tokens_ptr + row, tl.minimum(token, last_token).to(tl.int64))
 
 
-def sample(logits: Tensor, temperatures: Tensor, least_logits: Tensor, draws: Tensor) -> Tensor:
-    """[rows] int64 token ids. No device value is read by the host.
+@triton.jit
+def _kept_weights(
+    row_ptr: tl.tensor,
+    columns: tl.tensor,
+    vocab: tl.tensor,
+    best: tl.tensor,
+    least: tl.tensor,
+    sharpness: tl.tensor,
+    min_p: tl.tensor,
+) -> tl.tensor:
+    """[tile] float64 weights, 0 where a token is not kept."""
+    logits = _load_tile(row_ptr, columns, vocab)
+    weights = _weight(logits, best, sharpness)
+    kept = (columns < vocab) & (_flip(logits.to(tl.int32, bitcast=True)) >= least) & (weights >= min_p)
+    return tl.where(kept, weights, 0.0).to(tl.float64)
 
-    logits [rows, vocab] float32, not changed; of each row: temperature float32 (0: the best, the first of equals), the
-    least logit that is kept (float32, -inf: all), and a draw in [0, 1) float64 (`uniform.py`). The token of a row whose
-    best logit is not finite means nothing.
-    """
-    rows, vocab = logits.shape
-    assert logits.dtype == torch.float32, logits.dtype
-    assert draws.dtype == torch.float64, draws.dtype
+
+def choose(logits: Tensor, rows: SamplingRows) -> Chosen:
+    """See `sampling.SamplingBackend`, for rows of which one at least draws. No device value is read by the host."""
+    count, vocab = logits.shape
     assert logits.stride(1) == 1, logits.stride()
-    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    sample_kernel[(rows,)](
-        logits, temperatures, least_logits, draws, tokens, vocab, logits.stride(0), TILE=_VOCAB_TILE, num_warps=8
-    )
-    return tokens
+    bits = random_bits(*(column.contiguous() for column in (rows.keys, rows.positions, rows.samples)))
+    tokens = torch.empty(count, dtype=torch.int64, device=logits.device)
+    best = torch.empty(count, dtype=torch.float32, device=logits.device)
+    choose_kernel[(count,)](
+        logits, rows.temperatures, rows.top_p, rows.min_p, rows.top_k, bits, tokens, best, vocab, logits.stride(0),
+        IS_FILTERED=rows.is_filtered, TILE=_VOCAB_TILE, num_warps=8,
+    )  # fmt: skip
+    return Chosen(tokens, best)

@@ -14,7 +14,8 @@ from torch import Tensor
 _TILE = 128
 
 
-@triton.jit
+# Compiled once, however many draws there are and wherever their columns begin.
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["keys_ptr", "positions_ptr", "samples_ptr"])
 def uniform_kernel(
     keys_ptr: tl.tensor,  # [N] int64, the bits of an unsigned key
     positions_ptr: tl.tensor,  # [N] int64

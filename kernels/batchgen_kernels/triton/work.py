@@ -13,6 +13,7 @@ An item is a tile of queries against a range of tokens of one row's block table:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -39,6 +40,7 @@ class Tiling(NamedTuple):
     token_bytes: int  # K and V of a token, all heads
     partial_bytes: int  # one part of one query, all heads
     min_saved_bytes: float  # what sharing must save, net, in a layer before it pays
+    max_parts: float = math.inf  # of all queries together; where more are wanted, pieces are longer
 
 
 class Capacity(NamedTuple):
@@ -50,6 +52,22 @@ class Capacity(NamedTuple):
     tokens: int
     merged_tokens: int
     partials: int
+
+
+def decode_capacity(num_rows: int, num_items: int) -> Capacity:
+    """What any step of up to `num_rows` rows of one query needs, cut with `max_parts` of the capacity's partials.
+
+    Pieces are so long that all tokens together make `num_items` of them, and every row and every group may end with
+    a shorter one. Every row may have two parts: its group's blocks and its own.
+    """
+    return Capacity(
+        decode=num_rows + num_items,
+        shared=num_rows + num_items,
+        prefill=0,
+        tokens=num_rows,
+        merged_tokens=num_rows,
+        partials=2 * num_rows + num_items,
+    )
 
 
 class Work(NamedTuple):
@@ -103,13 +121,13 @@ def plan_work(step: AttentionStep, tiling: Tiling) -> Work:
     prefill[:, _HIGH] -= starts[prefill[:, _TABLE_ROW] + 1] - prefill[:, _FIRST_QUERY] - prefill[:, _NUM_QUERIES]
     shared = _cut_queries(shared, tiling.shared_queries)
     split = _split_len((own[is_decode], shared, prefill), tiling)
-    shared_parts = -(-shared_lens // split)
-    num_parts = shared_parts + np.where(is_decode, -(-(lens - shared_lens) // split), 1)
-    first_part = np.where(num_parts > 1, shared_parts, ONLY_PART)
+    while np.sum((num_parts := _num_parts(rows, shared_lens, split)) * num_queries) > tiling.max_parts:
+        split *= 2
+    first_part = np.where(num_parts > 0, -(-shared_lens // split), ONLY_PART)
 
     prefill[:, _PART] = first_part[prefill[:, _TABLE_ROW]]
     own[:, _PART] = first_part
-    parts = np.repeat(np.where(num_parts > 1, num_parts, 0), num_queries)
+    parts = np.repeat(num_parts, num_queries)
     return Work(
         decode=_longest_first(_cut_tokens(own[is_decode], split)),
         shared=_longest_first(_cut_tokens(shared, split)),
@@ -191,7 +209,14 @@ def _split_len(lists: Sequence[Ints], tiling: Tiling) -> int:
     A multiple of `min_split`, so that the same row is cut at the same places in most batches.
     """
     num_tokens = sum(int((items[:, _HIGH] - items[:, _LOW]).sum()) for items in lists)
-    return -(-max(num_tokens // tiling.num_items, 1) // tiling.min_split) * tiling.min_split
+    return -(-max(num_tokens, 1) // (tiling.num_items * tiling.min_split)) * tiling.min_split
+
+
+def _num_parts(rows: _Row, shared_lens: Ints, split: int) -> Ints:
+    """Of each row's queries: those of its group's blocks and its own. 0 where the only part is the output."""
+    own = np.where(rows.is_decode, -(-(rows.lens - shared_lens) // split), 1)
+    num_parts = -(-shared_lens // split) + own
+    return np.where(num_parts > 1, num_parts, 0)
 
 
 def _longest_first(items: Ints) -> Ints:

@@ -1,0 +1,98 @@
+"""What a GPU is given to do later and a CPU does at once: copies both ways, and a forward that is recorded.
+
+The only place of the loop with pinned memory, streams, events and CUDA graphs; everything else of it is the same on
+both. Knows tensors; knows neither models nor requests. The GPU's side has not run yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Array = npt.NDArray[np.int64] | npt.NDArray[np.float64]
+
+
+def to_device(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
+    """Arrays of 8-byte numbers as views of one tensor on the device: one copy, which a GPU makes when it comes to it.
+
+    The host's side is fresh every time: torch keeps pinned memory and gives it out again when its copy is done. Every
+    array begins on 16 bytes, for kernels are compiled anew for pointers that do not.
+    """
+    ends = np.cumsum([array.size + array.size % 2 for array in arrays]).tolist()
+    host = torch.zeros(ends[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
+    packed = host.numpy()
+    starts = [0, *ends[:-1]]
+    for start, array in zip(starts, arrays, strict=True):
+        packed[start : start + array.size] = array.reshape(-1).view(np.int64)
+    on_device = host.to(device, non_blocking=True)
+    return [
+        on_device[start : start + array.size].view(_DTYPES[array.dtype]).view(array.shape)
+        for start, array in zip(starts, arrays, strict=True)
+    ]
+
+
+_DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.float64): torch.float64}
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopies:
+    """Results on their way to the host. On a GPU they are copied beside what is computed after them."""
+
+    stream: Any  # torch.cuda.Stream of the copies; None on a CPU
+    event: Any
+
+    @classmethod
+    def begin(cls, device: torch.device) -> HostCopies:
+        """For results that have been launched so far."""
+        if device.type == "cpu":
+            return cls(None, None)
+        stream = _copy_stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        return cls(stream, torch.cuda.Event())  # type: ignore[no-untyped-call]
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """A copy on the host, to be read after `wait`."""
+        if self.stream is None:
+            return tensor.clone()
+        with torch.cuda.stream(self.stream):
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+        tensor.record_stream(self.stream)
+        self.event.record(self.stream)
+        return host
+
+    def wait(self) -> None:
+        """Until all copies are there; for nothing that was launched after `begin`."""
+        if self.event is not None:
+            self.event.synchronize()
+
+
+@cache
+def _copy_stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+class Recorder:
+    """Records forwards that have run once. All recordings share one pool of memory, so none may be replayed while
+    another one's results are still needed."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+    def record(self, call: Callable[[], object]) -> Callable[[], object]:
+        """`call` again, over the same tensors: a CUDA graph of what it launches, or on a CPU itself.
+
+        Raises RuntimeError where it cannot be captured: it allocates what it should not, or waits for the device.
+        """
+        if self._pool is None:
+            return call
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            call()
+        return graph.replay
