@@ -29,6 +29,7 @@ from batchgen.models.device import available_memory, can_measure_memory, keep_fr
 from batchgen.models.fuse import fuse
 from batchgen.models.kv_cache import PoolSize
 from batchgen.models.load import load_weights
+from batchgen.models.threads import limit_threads
 from batchgen.plan.groups import prefix_groups
 from batchgen.plan.plan import Plan
 from batchgen.plan.token_store import Positions
@@ -170,6 +171,8 @@ def prepare_generation(
         plan = plan_rows(job, target, rows, left)
         log.info("%d rows planned", len(left), extra=event("plan", rows=len(left), hit_ceiling=plan.hit_ceiling))
     with watch.part("load"):
+        if target.device.type == "cpu":
+            limit_threads()
         model = load_weights(target.info, job.spec.model, target.device, IMPLEMENTATION)
         if target.attention == "cpu":
             keep_freed_memory()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from batchgen.errors import ModelError
+from batchgen.models.cgroups import Cgroup, cgroups
 
 _BF16_CAPABILITIES = ("avx512_bf16", "amx_bf16", "bf16")  # the last one is ARM's name
 _OUT_OF_MEMORY = (
@@ -72,53 +73,35 @@ def meminfo_available(text: str) -> int:
     return int(values["MemAvailable"].split()[0]) * 1024
 
 
-class _Hierarchy(NamedTuple):
-    """Where a cgroup version mounts, and the names of its memory files."""
+class _Files(NamedTuple):
+    """What a cgroup version calls its memory files."""
 
-    mounts: tuple[str, ...]
     limit: str
     usage: str
     # the line of memory.stat that counts file pages the kernel drops first; they are in `usage` but can be taken
     reclaimable: str
 
 
-_V1 = _Hierarchy(("memory",), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_V2 = _Hierarchy(("", "unified"), "memory.max", "memory.current", "inactive_file")
+_V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _Files("memory.max", "memory.current", "inactive_file")
 
 
 def cgroup_memory(proc_cgroup: str, root: Path) -> list[int]:
-    """Bytes left under each memory limit that holds, given the text of /proc/self/cgroup and where cgroups mount.
-
-    Every level up to the root counts: a parent's limit binds its children. A level without files is skipped, since
-    inside a container the path may be the host's, and then only the root level is there.
-    """
-    left = []
-    for hierarchy, path in _memory_cgroups(proc_cgroup):
-        for mount in hierarchy.mounts:
-            folder = root / mount / path
-            levels = [folder, *folder.parents][: len(Path(path).parts) + 1]
-            left += [room for level in levels if (room := _room(level, hierarchy)) is not None]
-    return left
+    """Bytes left under each memory limit that holds; see `cgroups`."""
+    levels = cgroups("memory", proc_cgroup, root)
+    return [room for level in levels if (room := _room(level)) is not None]
 
 
-def _memory_cgroups(proc_cgroup: str) -> Iterator[tuple[_Hierarchy, str]]:
-    for line in proc_cgroup.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            yield _V2, path.lstrip("/")
-        elif "memory" in controllers.split(","):
-            yield _V1, path.lstrip("/")
-
-
-def _room(folder: Path, hierarchy: _Hierarchy) -> int | None:
+def _room(cgroup: Cgroup) -> int | None:
     """Bytes left in one cgroup, or None where it sets no limit."""
-    if not (folder / hierarchy.limit).exists():
+    folder, files = cgroup.folder, _V2 if cgroup.is_v2 else _V1
+    if not (folder / files.limit).exists():
         return None
-    limit = (folder / hierarchy.limit).read_text().strip()
+    limit = (folder / files.limit).read_text().strip()
     if limit == "max":
         return None
     stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    used = int((folder / hierarchy.usage).read_text()) - int(stat.get(hierarchy.reclaimable, 0))
+    used = int((folder / files.usage).read_text()) - int(stat.get(files.reclaimable, 0))
     return max(0, int(limit) - used)
 
 

@@ -39,6 +39,10 @@ def fuse(model: PreTrainedModel) -> None:
         if type(module).__name__ in _LAYERS and _is_silu(module):
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, FusedLayer(module))
+    layers = [module for module in model.modules() if type(module) is FusedLayer]
+    if layers:
+        layers[-1].is_last = True
+        model.register_forward_pre_hook(_keep_in_last_layer, with_kwargs=True)
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if type(head) is nn.Linear:
         model.set_output_embeddings(PackedLinear(head))  # type: ignore[no-untyped-call]
@@ -48,6 +52,14 @@ def _can_pack(dtype: torch.dtype) -> bool:
     if not torch._C._has_mkldnn or dtype not in (torch.float32, torch.bfloat16):
         return False
     return dtype is torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _keep_in_last_layer(_: nn.Module, arguments: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What asks for the logits of some tokens has the last layer end with those, not the head begin with them."""
+    tokens = keywords.get("logits_to_keep")
+    if not isinstance(tokens, Tensor):
+        return arguments, keywords
+    return arguments, {**keywords, "logits_to_keep": 0, "last_tokens": tokens}
 
 
 def _is_silu(layer: Any) -> bool:
@@ -92,13 +104,22 @@ class FusedLayer(nn.Module):
         self.keywords = {"scaling": attention.scaling, "sliding_window": window}  # of the attention call
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             delattr(attention, name)
+        self.is_last = False  # of the model
         self.norms_heads = hasattr(attention, "q_norm")
         self.self_attn = attention  # carries the handle to the KV cache, and Qwen3's norms
 
-    def forward(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any) -> Tensor:
-        """As the stock layer, without mask and cache."""
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        last_tokens: Tensor | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """As the stock layer, without mask and cache; the model's last one gives `last_tokens` [S] only."""
         hidden = hidden_states[0]
         context = self._attend(self.input_norm(hidden), *position_embeddings)
+        if self.is_last and last_tokens is not None:
+            hidden, context = hidden[last_tokens], context[last_tokens]
         hidden = self.out.combined(context, hidden, "add")
         normed = self.mlp_norm(hidden)
         gated = self.up.combined(normed, self.gate(normed, "swish"), "mul")

@@ -8,6 +8,7 @@ heads of less than 64 bytes are computed by the reference.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,12 +18,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from batchgen_kernels import cpu_pages, cpu_sampling
+from batchgen_kernels import cpu_pages, cpu_read, cpu_sampling
 from batchgen_kernels.contract import AttentionOptions, AttentionStep, BlockGroup, LayerCache
-from batchgen_kernels.cpu_pages import as_bits
+from batchgen_kernels.cpu_compile import as_bits
+from batchgen_kernels.llvm_vectors import LANES
 from batchgen_kernels.reference import ReferenceBackend
 from batchgen_kernels.sampling import Chosen, SamplingRows
-from batchgen_kernels.vector import LANES
 
 _MIN_SAVED_TOKENS = 256  # (rows - 1) * shared tokens: below this, reading them once does not pay for a task of its own
 _TASK_COST = 16  # of beginning and ending a tile, in keys
@@ -32,7 +33,7 @@ _Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Tasks:
-    """Rows of `cpu_pages` task columns, and the running sum of their costs [tasks + 1]."""
+    """Rows of `cpu_read` task columns, and the running sum of their costs [tasks + 1]."""
 
     rows: npt.NDArray[np.int64]
     costs: npt.NDArray[np.float64]
@@ -94,8 +95,8 @@ class CpuBackend:
             return self._reference.attend(query, key, value, cache, self._reference.prepare(step), options)
         slots = step.slot_mapping.numpy()
         pool = self._pool(cache)
-        cpu_pages.write_rows(as_bits(key), pool.key, slots)
-        cpu_pages.write_rows(as_bits(value), pool.value, slots)
+        cpu_read.write_rows(as_bits(key), pool.key, slots)
+        cpu_read.write_rows(as_bits(value), pool.value, slots)
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         group_tasks, row_tasks = prepared.of(query.shape[1] // key.shape[1])
         state = np.empty((*query.shape[:2], query.shape[2] + 2) if group_tasks else (0, 0, 0), np.float32)
@@ -108,7 +109,7 @@ class CpuBackend:
                 np.ascontiguousarray(step.block_tables.numpy()),
                 tasks.rows,
                 tasks.costs,
-                np.float32(options.scale),
+                np.float32(options.scale / math.log(2)),  # of the exponent to the base 2
                 state,
                 as_bits(output),
                 prepared.num_threads,
@@ -137,6 +138,7 @@ def _needs_reference(step: AttentionStep, key: Tensor, value: Tensor, options: A
         options.soft_cap is not None
         or options.sinks is not None
         or (window is not None and max(step.seq_lens) > window)
+        or options.scale <= 0  # the greatest score is looked for before it is scaled
         or key.shape[-1] != value.shape[-1]
         or key.shape[-1] * key.itemsize % 4 != 0  # not whole words
         or key.shape[-1] * key.itemsize < 4 * LANES  # less than a vector
@@ -173,12 +175,12 @@ def _tiles(starts: _Ints, stops: _Ints, tile: int) -> tuple[_Ints, _Ints, _Ints]
 
 
 def _tasks(*columns: npt.ArrayLike) -> _Tasks:
-    """Of the columns in the order of `cpu_pages`."""
+    """Of the columns in the order of `cpu_read`."""
     rows = np.empty((len(np.asarray(columns[0])), len(columns)), np.int64)
     for place, column in enumerate(columns):
         rows[:, place] = column
-    num_queries, start = rows[:, cpu_pages.NUM_QUERIES], rows[:, cpu_pages.START]
-    stop = np.minimum(rows[:, cpu_pages.STOP], rows[:, cpu_pages.LIMIT] + num_queries - 1)
+    num_queries, start = rows[:, cpu_read.NUM_QUERIES], rows[:, cpu_read.START]
+    stop = np.minimum(rows[:, cpu_read.STOP], rows[:, cpu_read.LIMIT] + num_queries - 1)
     # Turning a key into words costs about as much as two queries.
     costs = (stop - start + _TASK_COST) * (num_queries + 2)
     return _Tasks(rows, np.concatenate([[0], np.cumsum(costs)]).astype(np.float64))

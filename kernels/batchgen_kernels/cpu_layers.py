@@ -12,7 +12,7 @@ import torch
 from numba import prange
 from torch import Tensor
 
-from batchgen_kernels.cpu_pages import as_bits, compiled
+from batchgen_kernels.cpu_compile import as_bits, compiled
 from batchgen_kernels.vector import narrow, widen
 
 

@@ -1,7 +1,7 @@
 """Attention of query tiles over the pages of the KV pool, compiled by numba at first use and kept on disk.
 
 A **task** is a run of queries against a run of pages that they see, all of it or each up to itself. For every task and
-KV head, the query heads that share it are stacked into one tile; keys and values are read where they are, `_KEYS` at a
+KV head, the query heads that share it are stacked into one tile; keys and values are read where they are, `KEYS` at a
 time, turned into words (`vector.py`) and multiplied with the whole tile; the softmax runs online in float32
 (FlashAttention, arXiv 2205.14135).
 
@@ -11,69 +11,36 @@ the second goes on from there and writes the output.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numba
 import numpy as np
-import numpy.typing as npt
-import torch
-from numba import njit, prange, types
-from torch import Tensor
+from numba import prange, types
 
-from batchgen_kernels.vector import (
-    COLUMNS,
-    LANES,
-    ROWS,
-    address,
-    call,
-    exponential,
-    greatest,
-    multiply,
-    narrow,
-    prefetch,
-    transpose,
-    widen,
+from batchgen_kernels.cpu_compile import compiled
+from batchgen_kernels.cpu_read import (
+    CONTINUES,
+    ENDS,
+    KEYS,
+    LIMIT,
+    LINE_BYTES,
+    NUM_QUERIES,
+    QUERY,
+    START,
+    STOP,
+    TABLE,
+    ask_for_next,
+    find_rows,
+    is_finite,
+    pair_values,
+    turn_keys,
 )
+from batchgen_kernels.llvm_vectors import LANES
+from batchgen_kernels.softmax import exp2, exponentials, greatest
+from batchgen_kernels.vector import COLUMNS, ROWS, address, call, multiply, narrow, widen
 
-# torch's own threads, where both find the same OpenMP library; two runtimes in one process spin against each other.
-numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
-
-TILE_ROWS = 64  # queries x query heads of a KV head
-_LINE_BYTES = 64  # of a cache line
-_KEYS = 64  # that meet a tile at once
-
-# The columns of a task: queries [QUERY, QUERY + NUM_QUERIES) of the step against the tokens [START, STOP) of the block
-# table of row TABLE; query i sees those before LIMIT + i. It goes on from the state if CONTINUES, else begins; it
-# writes the output if ENDS, else the state.
-QUERY, NUM_QUERIES, TABLE, START, STOP, LIMIT, CONTINUES, ENDS = range(8)
-
-# The integer type by which numba knows the numbers of a tensor.
-_BITS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16, torch.float16: torch.int16}
-
-_FAST = {"contract", "reassoc", "nsz"}  # sums may be reordered; NaN and infinity keep their meaning
-
-
-def as_bits(tensor: Tensor) -> npt.NDArray[np.generic]:
-    """The numbers of a tensor as numba knows them, contiguous; no copy where they are so already."""
-    return tensor.contiguous().view(_BITS[tensor.dtype]).numpy()
-
-
-def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """numba's compiler as all kernels here use it."""
-    return njit(fastmath=_FAST, cache=True, nogil=True, **options)  # type: ignore[no-any-return]
-
-
-@compiled(parallel=True)
-def write_rows(new: Any, pool: Any, slots: Any) -> None:
-    """pool [blocks, heads, block_size, size] at slots [T] = new [T, heads, size]."""
-    block_size = pool.shape[2]
-    for token in prange(len(slots)):
-        block, offset = slots[token] // block_size, slots[token] % block_size
-        for head in range(pool.shape[1]):
-            for column in range(pool.shape[3]):
-                pool[block, head, offset, column] = new[token, head, column]
+TILE_ROWS = 96  # queries x query heads of a KV head
 
 
 @compiled(parallel=True)
@@ -102,19 +69,19 @@ def attend_tasks(
         width = -(-query.shape[2] // COLUMNS) * COLUMNS
         per_word = 4 // query.itemsize
         queries = np.zeros((num_rows, width), query.dtype)
-        turned = np.zeros((width // per_word, _KEYS), np.uint32)
-        paired = np.zeros((_KEYS // per_word, width), np.uint32)
-        scores = np.empty((num_rows, _KEYS), np.float32)
-        weights = np.empty((num_rows, _KEYS), query.dtype)
-        total = np.empty((num_rows, width + 2), np.float32)
+        turned = _scratch(width // per_word, KEYS)
+        paired = _scratch(KEYS // per_word, width)
+        scores = _scratch(num_rows, KEYS).view(np.float32)
+        weights = np.empty((num_rows, KEYS), query.dtype)
+        total = _scratch(num_rows, width + LANES).view(np.float32)
         limits = np.empty(num_rows, np.int64)
-        rows = np.empty(_KEYS, np.int64)
+        rows = np.empty(KEYS, np.int64)
         for task in range(len(tasks)):
             for head in range(num_heads):
                 begin = costs[task] + (costs[task + 1] - costs[task]) * head / num_heads
                 if int(begin * num_threads / costs[-1]) == thread:
                     call(tile, (
-                        query, keys, values, tables, tasks[task], head, scale, state, output,
+                        query, keys, values, tables, tasks, task, head, scale, state, output,
                         queries, turned, paired, scores, weights, total, limits, rows,
                     ))  # fmt: skip
 
@@ -131,7 +98,7 @@ def tile_of(bits: np.dtype[Any]) -> int:
     words, singles = types.Array(word, 2, "C"), types.Array(single, 2, "C")
     indices, tables, state = types.Array(index, 1, "C"), types.Array(index, 2, "C"), types.Array(single, 3, "C")
     signature = (
-        queries, pool, pool, tables, indices, index, single, state, queries,
+        queries, pool, pool, tables, tables, index, index, single, state, queries,
         scratch, words, words, singles, scratch, singles, indices, indices,
     )  # fmt: skip
     _attend_tile.compile(signature)
@@ -140,23 +107,34 @@ def tile_of(bits: np.dtype[Any]) -> int:
 
 
 @compiled()
+def _scratch(num_rows: Any, num_columns: Any) -> Any:
+    """Words, all 0, whole vectors of which never lie in two cache lines."""
+    size = num_rows * num_columns
+    words = np.zeros(size + LANES, np.uint32)
+    first = -address(words) % LINE_BYTES // 4
+    return words[first : first + size].reshape((num_rows, num_columns))
+
+
+@compiled()
 def _attend_tile(
-    query: Any, keys: Any, values: Any, tables: Any, task: Any, head: Any, scale: Any, state: Any, output: Any,
+    query: Any, keys: Any, values: Any, tables: Any, tasks: Any, index: Any, head: Any, scale: Any, state: Any,
+    output: Any,
     queries: Any, turned: Any, paired: Any, scores: Any, weights: Any, total: Any, limits: Any, rows: Any,
 ) -> None:  # fmt: skip
-    """One task and KV head. The second line of arguments is this thread's scratch."""
+    """One task and KV head. The last line of arguments is this thread's scratch."""
+    task = tasks[index]
     num_rows = _load_tile(query, task, head, keys.shape[1], state, queries, total, limits)
     stop = min(task[STOP], task[LIMIT] + task[NUM_QUERIES] - 1)
     per_word = 4 // query.itemsize
-    for start in range(task[START], stop, _KEYS):
-        num_keys = min(stop - start, _KEYS)
-        _ask_for_next(keys, values, tables[task[TABLE]], task, head, start + _KEYS, stop, rows)
-        _find_rows(tables[task[TABLE]], head, keys.shape[1], keys.shape[2], start, num_keys, rows)
-        _turn_keys(keys, rows, num_keys, turned)
-        _pair_values(values, rows, num_keys, paired)
+    for start in range(task[START], stop, KEYS):
+        num_keys = min(stop - start, KEYS)
+        ask_for_next(keys, values, tables, tasks, index, head, start + KEYS, stop, rows)
+        find_rows(tables[task[TABLE]], head, keys.shape[1], keys.shape[2], start, num_keys, rows)
+        turn_keys(keys, rows, num_keys, turned)
+        pair_values(values, rows, num_keys, paired)
         _score(queries, turned, num_rows, num_keys, scores)
         _weigh(scores, scale, num_rows, start, limits, num_keys, total, weights)
-        if start + num_keys > limits[0] and not _is_finite(values, rows, limits[0] - start, num_keys):
+        if start + num_keys > limits[0] and not is_finite(values, rows, limits[0] - start, num_keys):
             _sum_seen_values(values, rows, weights, num_rows, start, limits, num_keys, total)
         else:
             _sum_values(paired, weights, num_rows, -(-num_keys // per_word), total)
@@ -190,68 +168,6 @@ def _load_tile(
 
 
 @compiled()
-def _find_rows(table: Any, head: Any, num_heads: Any, block_size: Any, start: Any, num_keys: Any, rows: Any) -> None:
-    """Where the keys from `start` on lie, in rows of the pool; past the last one, that one again."""
-    place, offset = start // block_size, start % block_size
-    for key in range(num_keys):
-        rows[key] = (table[place] * num_heads + head) * block_size + offset
-        offset += 1
-        if offset == block_size:
-            place, offset = place + 1, 0
-    rows[num_keys:] = rows[num_keys - 1]
-
-
-@compiled()
-def _ask_for_next(keys: Any, values: Any, table: Any, task: Any, head: Any, start: Any, stop: Any, rows: Any) -> None:
-    """Have the keys and values fetched that come next, of this head or of the next one; pages lie anywhere."""
-    if start >= stop:
-        head, start = head + 1, task[START]
-    if head == keys.shape[1]:
-        return
-    num_keys = min(stop - start, _KEYS)
-    _find_rows(table, head, keys.shape[1], keys.shape[2], start, num_keys, rows)
-    row_bytes = keys.shape[3] * keys.itemsize
-    for key in range(num_keys):
-        for line in range(rows[key] * row_bytes, (rows[key] + 1) * row_bytes, _LINE_BYTES):
-            prefetch(address(keys) + line)
-            prefetch(address(values) + line)
-
-
-@compiled()
-def _turn_keys(keys: Any, rows: Any, num_keys: Any, turned: Any) -> None:
-    """turned [words, _KEYS]: the keys' words, one key a column."""
-    num_words = keys.shape[3] * keys.itemsize // 4
-    for key in range(0, num_keys, LANES):
-        for first in range(0, num_words, LANES):
-            word = min(first, num_words - LANES)
-            transpose(
-                address(keys) + word * 4,
-                address(rows) + key * 8,
-                num_words * 4,
-                address(turned) + (word * _KEYS + key) * 4,
-                _KEYS,
-            )
-
-
-@compiled()
-def _pair_values(values: Any, rows: Any, num_keys: Any, paired: Any) -> None:
-    """paired [_KEYS / numbers a word, width]: each word the numbers of neighbouring keys."""
-    size = values.shape[3]
-    flat = values.reshape((-1, size))
-    if values.itemsize == 4:
-        for key in range(num_keys):
-            for column in range(size):
-                paired[key, column] = flat[rows[key], column]
-    else:
-        for pair in range((num_keys + 1) // 2):
-            low, high = rows[2 * pair], rows[2 * pair + 1]
-            for column in range(size):
-                paired[pair, column] = np.uint32(np.uint16(flat[low, column])) | (
-                    np.uint32(np.uint16(flat[high, column])) << np.uint32(16)
-                )
-
-
-@compiled()
 def _score(queries: Any, turned: Any, num_rows: Any, num_keys: Any, scores: Any) -> None:
     stride = queries.shape[1] * queries.itemsize // 4
     scores[:num_rows] = 0
@@ -262,10 +178,10 @@ def _score(queries: Any, turned: Any, num_rows: Any, num_keys: Any, scores: Any)
                 address(queries) + row * stride * 4,
                 stride,
                 address(turned) + key * 4,
-                _KEYS,
+                KEYS,
                 stride,
-                address(scores) + (row * _KEYS + key) * 4,
-                _KEYS,
+                address(scores) + (row * KEYS + key) * 4,
+                KEYS,
             )
 
 
@@ -274,30 +190,28 @@ def _weigh(
     scores: Any, scale: Any, num_rows: Any, start: Any, limits: Any, num_keys: Any, total: Any, weights: Any
 ) -> None:
     """One step of the online softmax: scores become weights; what was summed so far is scaled to the new maximum."""
-    width = total.shape[1] - 2
+    width = total.shape[1] - LANES
     for row in range(num_rows):
+        line = address(scores) + row * KEYS * 4
         limit = min(limits[row] - start, num_keys)
-        for key in range(_KEYS):
-            scores[row, key] = scores[row, key] * scale if key < limit else np.float32(-np.inf)
         before = total[row, width]
-        most = max(before, greatest(address(scores) + row * _KEYS * 4, _KEYS))
-        added = np.float32(0)
-        for key in range(_KEYS):
-            weight = exponential(scores[row, key] - most)
-            added += weight
-            weights[row, key] = narrow(weights, weight)
-        factor = exponential(before - most)
-        for column in range(width):
-            total[row, column] *= factor
-        total[row, width] = most
-        total[row, width + 1] = total[row, width + 1] * factor + added
+        most = max(before, greatest(line, KEYS, limit) * scale)
+        out = address(weights) + row * KEYS * weights.itemsize
+        added = exponentials(weights, line, KEYS, limit, scale, most, out)
+        if most > before:
+            factor = exp2(before - most)
+            for column in range(width):
+                total[row, column] *= factor
+            total[row, width + 1] *= factor
+            total[row, width] = most
+        total[row, width + 1] += added
 
 
 @compiled()
 def _sum_values(paired: Any, weights: Any, num_rows: Any, num_words: Any, total: Any) -> None:
     """Add weights x values to the sums."""
     width = paired.shape[1]
-    stride = _KEYS * weights.itemsize // 4
+    stride = KEYS * weights.itemsize // 4
     for row in range(0, num_rows, ROWS):
         for column in range(0, width, COLUMNS):
             multiply(
@@ -307,20 +221,9 @@ def _sum_values(paired: Any, weights: Any, num_rows: Any, num_words: Any, total:
                 address(paired) + column * 4,
                 width,
                 num_words,
-                address(total) + (row * (width + 2) + column) * 4,
-                width + 2,
+                address(total) + (row * total.shape[1] + column) * 4,
+                total.shape[1],
             )
-
-
-@compiled()
-def _is_finite(values: Any, rows: Any, first: Any, num_keys: Any) -> Any:
-    """Whether the values that not all queries see are finite: a weight of 0 does not remove one that is not."""
-    flat = values.reshape((-1, values.shape[3]))
-    for key in range(max(first, 0), num_keys):
-        for column in range(values.shape[3]):
-            if not np.isfinite(widen(flat[rows[key], column])):
-                return False
-    return True
 
 
 @compiled()
@@ -338,7 +241,7 @@ def _sum_seen_values(
 
 @compiled()
 def _store_tile(task: Any, head: Any, num_kv_heads: Any, state: Any, output: Any, total: Any) -> None:
-    num_shared, size, width = output.shape[1] // num_kv_heads, output.shape[2], total.shape[1] - 2
+    num_shared, size, width = output.shape[1] // num_kv_heads, output.shape[2], total.shape[1] - LANES
     for row in range(task[NUM_QUERIES] * num_shared):
         at, query_head = task[QUERY] + row // num_shared, head * num_shared + row % num_shared
         if task[ENDS]:

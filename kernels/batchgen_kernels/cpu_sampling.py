@@ -14,7 +14,7 @@ import torch
 from numba import prange
 from torch import Tensor
 
-from batchgen_kernels.cpu_pages import as_bits, compiled
+from batchgen_kernels.cpu_compile import as_bits, compiled
 from batchgen_kernels.philox import uniform
 from batchgen_kernels.sampling import Chosen, SamplingRows
 from batchgen_kernels.vector import as_word, exponential, widen

@@ -18,78 +18,49 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANES = 16
+from batchgen_kernels.llvm_vectors import (
+    BYTE,
+    FLOAT,
+    FLOAT_TYPES,
+    FLOATS,
+    LANES,
+    SIZE,
+    WORD,
+    WORDS,
+    BFloat,
+    constant,
+    fma,
+    load,
+    pointer,
+    shuffle,
+    splat,
+    store,
+)
+
 ROWS = 4  # of the left matrix that `multiply` takes at once
-COLUMNS = 2 * LANES  # of the right matrix
+_FEATURES = llvm.get_host_cpu_features()
+# of the right matrix: as many as there are registers to sum in
+COLUMNS = 4 * LANES if _FEATURES.get("avx512f") else LANES
 
+_HAS_BFLOAT16 = bool(_FEATURES.get("avx512bf16"))
 
-_HAS_BFLOAT16 = bool(llvm.get_host_cpu_features().get("avx512bf16"))
-
-_BYTE = ir.IntType(8)
-_SIZE = ir.IntType(64)
-_WORD = ir.IntType(32)
-_FLOAT = ir.FloatType()
-_WORDS = ir.VectorType(_WORD, LANES)
-_FLOATS = ir.VectorType(_FLOAT, LANES)
-
-
-class _BFloat(ir.Type):  # type: ignore[misc]
-    """LLVM's bfloat, which llvmlite has no class for."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-_BFLOATS = ir.VectorType(_BFloat(), 2 * LANES)
-# what the bits of each integer type are
-_FLOAT_TYPES = {types.uint32: _FLOAT, types.uint16: _BFloat(), types.int16: ir.HalfType()}
+_BFLOATS = ir.VectorType(BFloat(), 2 * LANES)
 _HALVES = ir.VectorType(ir.HalfType(), 2 * LANES)
 
 
-def _splat(builder: Any, value: Any, vector: Any) -> Any:
-    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(_WORD, 0))
-    return _shuffle(builder, first, first, [0] * LANES)
-
-
-def _shuffle(builder: Any, left: Any, right: Any, lanes: list[int]) -> Any:
-    return builder.shuffle_vector(left, right, ir.Constant(ir.VectorType(_WORD, len(lanes)), lanes))
-
-
-def _pointer(builder: Any, address: Any, kind: Any) -> Any:
-    return builder.inttoptr(address, kind.as_pointer())
-
-
-def _load(builder: Any, address: Any, kind: Any) -> Any:
-    return builder.load(_pointer(builder, address, kind), align=4)
-
-
-def _store(builder: Any, value: Any, address: Any) -> None:
-    builder.store(value, _pointer(builder, address, value.type), align=4)
-
-
-def _fma(builder: Any, total: Any, left: Any, right: Any) -> Any:
-    return builder.fadd(total, builder.fmul(left, right, flags=("contract",)), flags=("contract",))
-
-
 def _add_float32(builder: Any, total: Any, left: Any, right: Any) -> Any:
-    return _fma(builder, total, builder.bitcast(left, _FLOATS), builder.bitcast(right, _FLOATS))
+    return fma(builder, total, builder.bitcast(left, FLOATS), builder.bitcast(right, FLOATS))
 
 
 def _add_bfloat16_native(builder: Any, total: Any, left: Any, right: Any) -> Any:
-    kind = ir.FunctionType(_FLOATS, (_FLOATS, _BFLOATS, _BFLOATS))
+    kind = ir.FunctionType(FLOATS, (FLOATS, _BFLOATS, _BFLOATS))
     dot = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
     return builder.call(dot, (total, builder.bitcast(left, _BFLOATS), builder.bitcast(right, _BFLOATS)))
 
 
 def _add_bfloat16(builder: Any, total: Any, left: Any, right: Any) -> Any:
     """A bfloat16 is the upper half of the float32 of the same value."""
-    sixteen, upper = (_splat(builder, ir.Constant(_WORD, value), _WORDS) for value in (16, 0xFFFF0000))
+    sixteen, upper = (splat(builder, ir.Constant(WORD, value), WORDS) for value in (16, 0xFFFF0000))
     for half, by in ((builder.shl, sixteen), (builder.and_, upper)):
         total = _add_float32(builder, total, half(left, by), half(right, by))
     return total
@@ -99,8 +70,8 @@ def _add_float16(builder: Any, total: Any, left: Any, right: Any) -> Any:
     left, right = (builder.bitcast(words, _HALVES) for words in (left, right))
     for parity in (0, 1):
         lanes = list(range(parity, 2 * LANES, 2))
-        halves = [builder.fpext(_shuffle(builder, pairs, pairs, lanes), _FLOATS) for pairs in (left, right)]
-        total = _fma(builder, total, *halves)
+        halves = [builder.fpext(shuffle(builder, pairs, pairs, lanes), FLOATS) for pairs in (left, right)]
+        total = fma(builder, total, *halves)
     return total
 
 
@@ -116,7 +87,7 @@ def address(_context: Any, array: Any) -> Any:
     """Of the first number of an array, in bytes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ptrtoint(context.make_array(signature.args[0])(context, builder, arguments[0]).data, _SIZE)
+        return builder.ptrtoint(context.make_array(signature.args[0])(context, builder, arguments[0]).data, SIZE)
 
     return types.int64(array), generate
 
@@ -127,7 +98,7 @@ def call(_context: Any, place: Any, arguments: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         kinds = tuple(signature.args[1])
-        function = _pointer(builder, given[0], context.call_conv.get_function_type(types.none, kinds))
+        function = pointer(builder, given[0], context.call_conv.get_function_type(types.none, kinds))
         values = cgutils.unpack_tuple(builder, given[1], len(kinds))
         context.call_conv.call_function(builder, function, types.none, kinds, values)
         return context.get_dummy_value()
@@ -140,26 +111,13 @@ def prefetch(_context: Any, place: Any) -> Any:
     """Ask for the cache line at an address."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        line = _pointer(builder, arguments[0], _BYTE)
-        kind = ir.FunctionType(ir.VoidType(), (line.type, _WORD, _WORD, _WORD))
+        line = pointer(builder, arguments[0], BYTE)
+        kind = ir.FunctionType(ir.VoidType(), (line.type, WORD, WORD, WORD))
         ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(ask, (line, *(ir.Constant(_WORD, value) for value in (0, 3, 1))))  # to read, keep, data
+        builder.call(ask, (line, *(ir.Constant(WORD, value) for value in (0, 2, 1))))  # to read, keep, data
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
-
-
-@intrinsic(prefer_literal=True)
-def greatest(_context: Any, array: Any, size: Any) -> Any:
-    """Of `size` (a literal) float32 at the address `array`; one that is not a number may be passed over."""
-    numbers = ir.VectorType(_FLOAT, size.literal_value)
-
-    def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        name = f"llvm.vector.reduce.fmax.v{numbers.count}f32"
-        reduce = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_FLOAT, (numbers,)), name)
-        return builder.call(reduce, (_load(builder, arguments[0], numbers),), fastmath=("nnan",))
-
-    return types.float32(types.int64, size), generate
 
 
 @intrinsic
@@ -184,33 +142,28 @@ def multiply(
         _, a, a_stride, b, b_stride, size, c, c_stride = arguments
 
         def at(base: Any, row: Any, row_stride: Any, offset: Any = 0) -> Any:
-            words = builder.add(builder.mul(row, row_stride), _constant(offset))
-            return builder.add(base, builder.mul(words, _constant(4)))
+            words = builder.add(builder.mul(row, row_stride), constant(offset))
+            return builder.add(base, builder.mul(words, constant(4)))
 
         cells = [(row, column) for row in range(ROWS) for column in range(0, COLUMNS, LANES)]
-        places = {cell: at(c, _constant(cell[0]), c_stride, cell[1]) for cell in cells}
-        totals = {cell: cgutils.alloca_once_value(builder, _load(builder, places[cell], _FLOATS)) for cell in cells}
-        with cgutils.for_range(builder, size, intp=_SIZE) as loop:
+        places = {cell: at(c, constant(cell[0]), c_stride, cell[1]) for cell in cells}
+        totals = {cell: cgutils.alloca_once_value(builder, load(builder, places[cell], FLOATS)) for cell in cells}
+        with cgutils.for_range(builder, size, intp=SIZE) as loop:
             columns = {
-                column: _load(builder, at(b, loop.index, b_stride, column), _WORDS)
-                for column in range(0, COLUMNS, LANES)
+                column: load(builder, at(b, loop.index, b_stride, column), WORDS) for column in range(0, COLUMNS, LANES)
             }
             for row in range(ROWS):
-                address = builder.add(at(a, _constant(row), a_stride), builder.mul(loop.index, _constant(4)))
-                word = _splat(builder, _load(builder, address, _WORD), _WORDS)
+                address = builder.add(at(a, constant(row), a_stride), builder.mul(loop.index, constant(4)))
+                word = splat(builder, load(builder, address, WORD), WORDS)
                 for column, words in columns.items():
                     total = totals[row, column]
                     builder.store(add(builder, builder.load(total), word, words), total)
         for cell in cells:
-            _store(builder, builder.load(totals[cell]), places[cell])
+            store(builder, builder.load(totals[cell]), places[cell])
         return context.get_dummy_value()
 
     size = types.int64
     return types.void(like, size, size, size, size, size, size, size), generate
-
-
-def _constant(value: int) -> Any:
-    return ir.Constant(_SIZE, value)
 
 
 @intrinsic
@@ -224,18 +177,18 @@ def transpose(_context: Any, base: Any, rows: Any, row_bytes: Any, out: Any, str
         source, ids, size, target, target_stride = arguments
         lines = []
         for lane in range(LANES):
-            row = _load(builder, builder.add(ids, _constant(8 * lane)), _SIZE)
-            lines.append(_load(builder, builder.add(source, builder.mul(row, size)), _WORDS))
+            row = load(builder, builder.add(ids, constant(8 * lane)), SIZE)
+            lines.append(load(builder, builder.add(source, builder.mul(row, size)), WORDS))
         for half in (8, 4, 2, 1):  # swap the off-diagonal quarters of ever smaller squares
             lower = [lane if lane & half == 0 else LANES + lane - half for lane in range(LANES)]
             upper = [lane + half if lane & half == 0 else LANES + lane for lane in range(LANES)]
             for line in range(LANES):
                 if line & half == 0:
                     pair = lines[line], lines[line + half]
-                    lines[line], lines[line + half] = (_shuffle(builder, *pair, lanes) for lanes in (lower, upper))
+                    lines[line], lines[line + half] = (shuffle(builder, *pair, lanes) for lanes in (lower, upper))
         for line, words in enumerate(lines):
-            offset = builder.mul(builder.mul(_constant(line), target_stride), _constant(4))
-            _store(builder, words, builder.add(target, offset))
+            offset = builder.mul(builder.mul(constant(line), target_stride), constant(4))
+            store(builder, words, builder.add(target, offset))
         return context.get_dummy_value()
 
     size = types.int64
@@ -243,13 +196,29 @@ def transpose(_context: Any, base: Any, rows: Any, row_bytes: Any, out: Any, str
 
 
 @intrinsic
+def interleave(_context: Any, first: Any, second: Any, out: Any) -> Any:
+    """out [2 LANES] words = pairs of the 2 LANES 16-bit numbers at `first` and those at `second`; addresses."""
+    numbers = ir.VectorType(ir.IntType(16), 2 * LANES)
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        low, high = (load(builder, place, numbers) for place in arguments[:2])
+        for half in range(2):
+            lanes = [half * LANES + lane // 2 + lane % 2 * 2 * LANES for lane in range(2 * LANES)]
+            place = builder.add(arguments[2], constant(half * 4 * LANES))
+            store(builder, shuffle(builder, low, high, lanes), place)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), generate
+
+
+@intrinsic
 def widen(_context: Any, bits: Any) -> Any:
     """A stored number as float32."""
-    kind = _FLOAT_TYPES[bits]
+    kind = FLOAT_TYPES[bits]
 
     def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         number = builder.bitcast(arguments[0], kind)
-        return number if kind is _FLOAT else builder.fpext(number, _FLOAT)
+        return number if kind is FLOAT else builder.fpext(number, FLOAT)
 
     return types.float32(bits), generate
 
@@ -257,10 +226,10 @@ def widen(_context: Any, bits: Any) -> Any:
 @intrinsic
 def narrow(_context: Any, like: Any, number: Any) -> Any:
     """The bits of a float32 as the array `like` stores numbers, rounded to the nearest."""
-    kind = _FLOAT_TYPES[like.dtype]
+    kind = FLOAT_TYPES[like.dtype]
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        rounded = arguments[1] if kind is _FLOAT else builder.fptrunc(arguments[1], kind)
+        rounded = arguments[1] if kind is FLOAT else builder.fptrunc(arguments[1], kind)
         return builder.bitcast(rounded, context.get_value_type(like.dtype))
 
     return like.dtype(like, types.float32), generate
@@ -271,7 +240,7 @@ def as_word(_context: Any, number: Any) -> Any:
     """The bits of a float32 as int32; of numbers above 0 they are in the same order. `widen` turns a uint32 back."""
 
     def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], _WORD)
+        return builder.bitcast(arguments[0], WORD)
 
     return types.int32(types.float32), generate
 
@@ -281,8 +250,8 @@ def _power_of_two(_context: Any, exponent: Any) -> Any:
     """2 ** exponent as float32, for an int32 exponent from -126 to 127, by its bits."""
 
     def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        biased = builder.add(arguments[0], ir.Constant(_WORD, 127))
-        return builder.bitcast(builder.shl(biased, ir.Constant(_WORD, 23)), _FLOAT)
+        biased = builder.add(arguments[0], ir.Constant(WORD, 127))
+        return builder.bitcast(builder.shl(biased, ir.Constant(WORD, 23)), FLOAT)
 
     return types.float32(types.int32), generate
 

@@ -54,8 +54,15 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 
 
 @torch.inference_mode()
-def logits(model: PreTrainedModel, *, fused: bool, dtype: torch.dtype = torch.float32, prompt: int = 0) -> torch.Tensor:
-    """[NUM_TOKENS, vocab] of one random prompt through the paged attention."""
+def logits(
+    model: PreTrainedModel,
+    *,
+    fused: bool,
+    dtype: torch.dtype = torch.float32,
+    prompt: int = 0,
+    keep: int | torch.Tensor = 0,
+) -> torch.Tensor:
+    """[NUM_TOKENS or those kept, vocab] of one random prompt through the paged attention."""
     model = deepcopy(model).to(dtype)  # type: ignore[arg-type]
     model.set_attn_implementation(IMPLEMENTATION)
     modules = [module for name, module in model.named_modules() if name.endswith("self_attn")]
@@ -68,7 +75,8 @@ def logits(model: PreTrainedModel, *, fused: bool, dtype: torch.dtype = torch.fl
     slots = torch.arange(NUM_TOKENS)
     attention.begin(AttentionStep(slots, torch.arange(3)[None], [0, NUM_TOKENS], [NUM_TOKENS], [], BLOCK_SIZE))
     tokens = torch.randint(VOCAB_SIZE, (1, NUM_TOKENS), generator=torch.Generator().manual_seed(prompt))
-    return model(input_ids=tokens, position_ids=slots[None], use_cache=False).logits[0].float()  # type: ignore[no-any-return]
+    output = model(input_ids=tokens, position_ids=slots[None], use_cache=False, logits_to_keep=keep)
+    return output.logits[0].float()  # type: ignore[no-any-return]
 
 
 def head_size(model: PreTrainedModel) -> int:
@@ -81,6 +89,16 @@ def head_size(model: PreTrainedModel) -> int:
 def test_float32_logits_are_those_of_the_stock_model(family: str) -> None:
     model = FAMILIES[family]()
     torch.testing.assert_close(logits(model, fused=True), logits(model, fused=False), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kept", [[39], [7, 3, 39], []], ids=["last", "some", "none"])
+def test_the_last_layer_ends_with_the_tokens_that_are_asked_for(family: str, kept: list[int]) -> None:
+    model = FAMILIES[family]()
+    tokens = torch.tensor(kept, dtype=torch.int64)
+    torch.testing.assert_close(
+        logits(model, fused=True, keep=tokens), logits(model, fused=False)[tokens], atol=1e-3, rtol=1e-3
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,0 +1,31 @@
+"""How the kernels of this folder are compiled, and how they see torch's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+from numba import njit
+from torch import Tensor
+
+# torch's own threads, where both find the same OpenMP library; two runtimes in one process spin against each other.
+numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+
+# The integer type by which numba knows the numbers of a tensor.
+_BITS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16, torch.float16: torch.int16}
+
+_FAST = {"contract", "reassoc", "nsz"}  # sums may be reordered; NaN and infinity keep their meaning
+
+
+def as_bits(tensor: Tensor) -> npt.NDArray[np.generic]:
+    """The numbers of a tensor as numba knows them, contiguous; no copy where they are so already."""
+    return tensor.contiguous().view(_BITS[tensor.dtype]).numpy()
+
+
+def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """numba's compiler as all kernels here use it."""
+    return njit(fastmath=_FAST, cache=True, nogil=True, **options)  # type: ignore[no-any-return]
