@@ -1,17 +1,14 @@
-"""Time the three workloads of jobs/bench on this machine, and say how far from its limits they are.
+"""Time the three workloads of jobs/bench on this machine, beside other engines, and against the machine's limits.
 
     python -m scripts.bench                       all three, three times each
     python -m scripts.bench gsm128 --repeat 5     one of them
     python -m scripts.bench samples16x8 --set sampling.n=1    with other settings
+    python -m scripts.bench --peer openvino=/path/to/its/venv/bin/python    ours, the peer, ours, the peer, ...
+    python -m scripts.bench --sharing-off samples16x8    also with every completion a row of its own, nothing shared
 
 One process, after a warm-up that compiles what is compiled at first use. What counts is the engine's part of a run
-(prefill and decode of all rows); loading is listed apart. The limits are measured in the same run: the best of many
-bfloat16 products of a prefill step's size, and of many copies of 256 MB. Last line: JSON.
-
-Share of the roofline = sum over the steps that ran of
-    max(products / matrix rate, weights / bandwidth) + max(decode attention / matrix rate, its KV / bandwidth)
-    + prefill attention / matrix rate
-over the time that they took. KV that several rows share is read once.
+(prefill and decode of all rows); loading is listed apart. A peer runs in a process of its own and counts its generate
+call, after a warm-up of its own. The limits are measured in the same run. Last line: JSON.
 """
 
 from __future__ import annotations
@@ -20,63 +17,22 @@ import json
 import platform
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import click
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
-from transformers import AutoConfig
 
 from batchgen.job.load import Job, load_job
 from batchgen.job.run import run_job
-from batchgen.stats.report import RunReport
+from scripts.bench_peers import NAMES, Peer, PeerRun, Work, check_peers, make_work, run_peer
+from scripts.bench_roofline import Body, Limits, floor_seconds, measure_limits
 
 JOBS = Path(__file__).resolve().parent.parent / "jobs/bench"
 WORKLOADS = ("bbh128", "gsm128", "samples16x8")
-_COPY_BYTES = 256 << 20
-_LIMIT_SECONDS = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the machine can do at best."""
-
-    flops: float  # a second, in bfloat16 products
-    bandwidth: float  # bytes a second, read and written by a copy
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """The model's sizes, as far as its floor is made of them."""
-
-    layer_weights: int
-    head_weights: int
-    num_layers: int
-    query_size: int  # heads x head size
-    kv_size: int  # elements of K and V of a token in a layer
-    item_bytes: int
-
-    @classmethod
-    def of(cls, job: Job) -> Body:
-        """Of a Llama-like model, from its config; the KV and the weights in bfloat16."""
-        path = Path(job.spec.model.path)
-        is_gguf = path.suffix == ".gguf"
-        config = (
-            AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-            if is_gguf
-            else AutoConfig.from_pretrained(path)
-        )
-        hidden, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
-        head_size = getattr(config, "head_dim", None) or hidden // heads
-        attention = hidden * head_size * 2 * (heads + kv_heads)
-        layer = attention + 3 * hidden * config.intermediate_size
-        layers = config.num_hidden_layers
-        return cls(layer * layers, hidden * config.vocab_size, layers, heads * head_size, 2 * kv_heads * head_size, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,31 +48,58 @@ class Timing:
     roofline: float
 
 
-def measure_limits() -> Limits:
-    """The best of many tries, since other work on the machine only makes them slower."""
-    left, right = torch.rand(1024, 1536).bfloat16(), torch.rand(1536, 1536).bfloat16()
-    source = torch.empty(_COPY_BYTES, dtype=torch.uint8).random_(0, 255)
-    target = torch.empty_like(source)
-    product = _best(lambda: left @ right)
-    copy = _best(lambda: target.copy_(source))
-    return Limits(2 * left.shape[0] * right.numel() / product, 2 * _COPY_BYTES / copy)
+@dataclass(frozen=True, slots=True)
+class Ratios:
+    """One series of seconds by another, of the best run and of the median."""
+
+    best: float
+    median: float
+
+    @classmethod
+    def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> Ratios:
+        """Below 1 where ours are less."""
+        return cls(min(ours) / min(theirs), statistics.median(ours) / statistics.median(theirs))
 
 
-def _best(work: Callable[[], object]) -> float:
-    """Seconds of the fastest try."""
-    deadline, best = time.perf_counter() + _LIMIT_SECONDS, float("inf")
-    while time.perf_counter() < deadline:
-        begin = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - begin)
-    return best
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """All runs of a workload, in the order in which they were made."""
+
+    ours: list[Timing] = field(default_factory=list)
+    unshared: list[Timing] = field(default_factory=list)
+    peers: dict[str, list[PeerRun]] = field(default_factory=dict)
+
+    def against(self, peer: str) -> Ratios:
+        """Our time by a peer's."""
+        return Ratios.of(_seconds(self.ours), _seconds(self.peers[peer]))
+
+    def without_sharing(self) -> tuple[Ratios, float]:
+        """Time and peak KV blocks, each with nothing shared by what it is otherwise."""
+        blocks = max(timing.peak_blocks for timing in self.unshared) / max(timing.peak_blocks for timing in self.ours)
+        return Ratios.of(_seconds(self.unshared), _seconds(self.ours)), blocks
+
+    def to_dict(self) -> dict[str, object]:
+        """Everything that was measured, with the ratios."""
+        document = asdict(self) | {"ours_by_peer": {peer: asdict(self.against(peer)) for peer in self.peers}}
+        if self.unshared:
+            seconds, blocks = self.without_sharing()
+            document["unshared_by_shared"] = {"seconds": asdict(seconds), "peak_blocks": blocks}
+        return document
+
+
+def _seconds(runs: Sequence[Timing] | Sequence[PeerRun]) -> list[float]:
+    return [run.seconds for run in runs]
+
+
+def load_workload(name: str, settings: Sequence[str]) -> Job:
+    """A job of jobs/bench."""
+    return load_job(JOBS / f"{name}.yaml", settings)
 
 
 def time_workload(name: str, settings: Sequence[str], body: Body, limits: Limits) -> Timing:
     """Run a job once, from its file to its output folder."""
     with tempfile.TemporaryDirectory() as folder:
-        job = load_job(JOBS / f"{name}.yaml", [f"output.path={folder}/out", *settings])
-        report = run_job(job, quiet=True)
+        report = run_job(load_workload(name, [f"output.path={folder}/out", *settings]), quiet=True)
         floor = floor_seconds(report, Path(folder, "out"), body, limits)
     engine = report.seconds["prefill"] + report.seconds["decode"]
     return Timing(
@@ -130,65 +113,96 @@ def time_workload(name: str, settings: Sequence[str], body: Body, limits: Limits
     )
 
 
-def floor_seconds(report: RunReport, out: Path, body: Body, limits: Limits) -> float:
-    """The least time for the steps that ran; see the top of this file."""
-    steps = pq.read_table(out / "stats/steps.parquet")
-    assert steps.num_rows == report.num_steps, "not every step is in the table"
-    return sum(_step_floor(step, report.block_size, body, limits) for step in steps.to_pylist()) + _prefill_floor(
-        pq.read_table(out / "completions"), body, limits
+def time_unshared(name: str, settings: Sequence[str], body: Body, limits: Limits) -> Timing:
+    """The same completions with nothing shared: each is a row of its own, and there is no prefix cache."""
+    job = load_workload(name, settings)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = repeat_rows(job, Path(folder, "rows.parquet"))
+        alone = [f"input.path={rows}", "input.limit=null", "sampling.n=1", "engine.prefix_cache=false"]
+        return time_workload(name, [*settings, *alone], body, limits)
+
+
+def repeat_rows(job: Job, target: Path) -> Path:
+    """Write the input of a job, `sampling.n` times each row."""
+    table = pq.read_table(job.spec.input.path).slice(0, job.spec.input.limit)
+    indices = [index for index in range(table.num_rows) for _ in range(job.spec.sampling.n)]
+    pq.write_table(table.take(pa.array(indices, pa.int64())), target)
+    return target
+
+
+def run_all(
+    works: dict[str, Work | None], repeat: int, settings: Sequence[str], peers: Sequence[Peer], unshared: Sequence[str]
+) -> tuple[Limits, dict[str, Runs]]:
+    """Every workload by every engine in turn, `repeat` times over, after a warm-up."""
+    body = Body.of(load_workload(next(iter(works)), settings))
+    time_workload(next(iter(works)), ["input.limit=4", "sampling.max_tokens=4", *settings], body, Limits(1.0, 1.0))
+    limits = measure_limits()
+    runs = {name: Runs(peers={peer.name: [] for peer in peers}) for name in works}
+    for _ in range(repeat):
+        for name, work in works.items():
+            runs[name].ours.append(time_workload(name, settings, body, limits))
+            if name in unshared:
+                runs[name].unshared.append(time_unshared(name, settings, body, limits))
+            for peer in peers:
+                assert work is not None
+                runs[name].peers[peer.name].append(run_peer(peer, work))
+    return limits, runs
+
+
+def lines(limits: Limits, runs: dict[str, Runs]) -> Iterator[str]:
+    """For people."""
+    yield (
+        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}: "
+        f"{limits.flops / 1e9:.0f} GFLOP/s, {limits.bandwidth / 1e9:.1f} GB/s"
     )
+    yield f"{'workload':14}{'best s':>8}{'median s':>10}{'prefill s':>11}{'decode s':>10}{'roofline':>10}{'hits':>8}"
+    for name, each in runs.items():
+        best = min(each.ours, key=lambda timing: timing.seconds)
+        median = statistics.median(_seconds(each.ours))
+        yield (
+            f"{name:14}{best.seconds:8.1f}{median:10.1f}{best.prefill:11.1f}{best.decode:10.1f}{best.roofline:10.0%}"
+            f"{best.hit_rate:8.1%}"
+        )
+    for name, each in runs.items():
+        for peer, theirs in each.peers.items():
+            yield f"{name:14}{_against(_seconds(theirs), each.against(peer))} of {theirs[0].engine}"
+        if each.unshared:
+            ratios, blocks = each.without_sharing()
+            yield (
+                f"{name:14}{min(_seconds(each.unshared)):8.1f} s with nothing shared: {ratios.best:.2f} times as long "
+                f"(median {ratios.median:.2f}), {blocks:.2f} times the KV blocks at the peak"
+            )
 
 
-def _step_floor(step: dict[str, float], block_size: int, body: Body, limits: Limits) -> float:
-    tokens = step["num_prefill_tokens"] + step["num_decode_tokens"]
-    flops = 2 * body.layer_weights * tokens + 2 * body.head_weights * step["num_sampled_tokens"]
-    weights = (body.layer_weights + body.head_weights) * body.item_bytes
-    decoding = min(step["num_decode_tokens"] / max(step["num_running"], 1), 1.0)
-    attention = 4 * body.num_layers * body.query_size * step["num_stored_tokens"] * decoding
-    kv_bytes = step["num_used_blocks"] * block_size * body.kv_size * body.num_layers * body.item_bytes * decoding
-    return max(flops / limits.flops, weights / limits.bandwidth) + max(
-        attention / limits.flops, kv_bytes / limits.bandwidth
-    )
-
-
-def _prefill_floor(rows: pa.Table, body: Body, limits: Limits) -> float:
-    """Each computed prompt token against those before it."""
-    rows = rows.filter(pc.equal(rows["sample_index"], 0))
-    cached = rows["cached_tokens"].to_numpy().astype(float)
-    computed = rows["prompt_tokens"].to_numpy() - cached
-    pairs = (computed * cached + computed * (computed + 1) / 2).sum()
-    return float(4 * body.num_layers * body.query_size * pairs / limits.flops)
+def _against(seconds: Sequence[float], ratios: Ratios) -> str:
+    times = f"{min(seconds):8.1f}{statistics.median(seconds):10.1f}"
+    return f"{times} s: ours takes {ratios.best:.2f} (median {ratios.median:.2f})"
 
 
 @click.command()
 @click.argument("workloads", nargs=-1, type=click.Choice(WORKLOADS))
 @click.option("--repeat", default=3, show_default=True, help="runs of each, one workload after the other")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="as of `batchgen run`")
-def main(workloads: tuple[str, ...], repeat: int, settings: tuple[str, ...]) -> None:
+@click.option("--peer", "peers", multiple=True, metavar="NAME=PYTHON", help=f"also another engine: {', '.join(NAMES)}")
+@click.option(
+    "--sharing-off", "unshared", multiple=True, type=click.Choice(WORKLOADS), help="time this also with nothing shared"
+)
+def main(
+    workloads: tuple[str, ...],
+    repeat: int,
+    settings: tuple[str, ...],
+    peers: tuple[str, ...],
+    unshared: tuple[str, ...],
+) -> None:
     """Print a table and a line of JSON."""
+    engines = [Peer.parse(text) for text in peers]
+    check_peers(engines)
     names = workloads or WORKLOADS
-    body = Body.of(load_job(JOBS / f"{names[0]}.yaml"))
-    time_workload(names[0], ["input.limit=4", "sampling.max_tokens=4", *settings], body, Limits(1.0, 1.0))
-    limits = measure_limits()
-    click.echo(
-        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}: "
-        f"{limits.flops / 1e9:.0f} GFLOP/s, {limits.bandwidth / 1e9:.1f} GB/s"
-    )
-    runs = {name: [] for name in names}  # type: dict[str, list[Timing]]
-    for _ in range(repeat):
-        for name in names:
-            runs[name].append(time_workload(name, settings, body, limits))
-    click.echo(
-        f"{'workload':14}{'best s':>8}{'median s':>10}{'prefill s':>11}{'decode s':>10}{'roofline':>10}{'hits':>8}"
-    )
-    for name, timings in runs.items():
-        best = min(timings, key=lambda timing: timing.seconds)
-        median = statistics.median(timing.seconds for timing in timings)
-        click.echo(
-            f"{name:14}{best.seconds:8.1f}{median:10.1f}{best.prefill:11.1f}{best.decode:10.1f}{best.roofline:10.0%}"
-            f"{best.hit_rate:8.1%}"
-        )
-    click.echo(json.dumps({"limits": asdict(limits), **{name: list(map(asdict, ts)) for name, ts in runs.items()}}))
+    works = {name: make_work(load_workload(name, settings)) if engines else None for name in names}
+    limits, runs = run_all(works, repeat, settings, engines, unshared)
+    for line in lines(limits, runs):
+        click.echo(line)
+    click.echo(json.dumps({"limits": asdict(limits), **{name: each.to_dict() for name, each in runs.items()}}))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ TORCH_FREE = [
     *("__init__.py", "cli.py", "errors.py", "request_output.py", "sampling_params.py"),
     *("io/*.py", "job/*.py", "plan/*.py", "stats/*.py"),
     *("engine/block_pool.py", "engine/expected_tokens.py", "engine/prefix_cache.py"),
-    *("engine/request.py", "engine/scheduler.py"),
+    *("engine/close_gaps.py", "engine/request.py", "engine/scheduler.py"),
 ]
 NEED_TORCH = {
     f"job/{name}.py" for name in ("run", "resume", "target", "generate", "planning", "plan_job", "verify")

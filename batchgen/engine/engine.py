@@ -82,7 +82,7 @@ class Engine:
         memory the step is undone, and the next one is half as large. Raises CapacityError when it cannot be smaller.
         """
         self._observer.begin_step()
-        step = self.scheduler.schedule(self._under_way.step if self._under_way else None)
+        step = self.scheduler.schedule()
         begun = self._begin(step)
         finished = self._collect()
         self._under_way = begun
@@ -91,6 +91,8 @@ class Engine:
             self._say_smaller(step)
         elif self.runner.lag == 0 or step.needs_results:
             finished += self._collect()
+        else:
+            self.scheduler.expect(step)
         return finished
 
     def _begin(self, step: SchedulerOutput) -> StepUnderWay | None:

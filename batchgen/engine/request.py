@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from batchgen.engine.outcome import Sampled, TokenLogprobs
+from batchgen.engine.outcome import Failed, Outcome, Sampled, TokenLogprobs
 from batchgen.plan.token_store import TokenIds
 from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
@@ -131,6 +131,13 @@ class Request:
         ids: list[int] = self.prompt_token_ids[start : min(stop, num_prompt)].tolist() if start < num_prompt else []
         ids += self.output_token_ids[max(start - num_prompt, 0) : max(stop - num_prompt, 0)]
         return ids + [PENDING_TOKEN] * (min(stop, self.num_tokens) - start - len(ids))
+
+    def take(self, outcome: Outcome) -> None:
+        """Take what a step gave."""
+        if isinstance(outcome, Failed):
+            self.finish(FinishReason.ERROR, outcome.error)
+        else:
+            self.append(outcome)
 
     def append(self, sampled: Sampled) -> None:
         """Take a sampled token, and finish if it ends the completion."""

@@ -16,8 +16,8 @@ computed, and each step lets it catch up (the idea of vLLM's scheduler). The rul
    request whose last token is pending leaves at once. Nobody is preempted or failed whose pending token may end it.
 
 A request that ends by what its pending token is, has one token in the step under way that nobody wants. Its blocks go
-to others all the same: on the device steps come one after the other, so that whatever a later step copies or writes
-comes after the write of that token, which lies behind the prompt's tokens and so behind all that others may share.
+to others all the same: steps come one after the other on the device, so that whatever a later step writes or copies
+comes after that token's K and V, which lie behind the prompt's and so behind all that others may share.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from batchgen.engine.close_gaps import close_gaps
 from batchgen.engine.expected_tokens import ExpectedTokens
-from batchgen.engine.outcome import Failed, Outcome
+from batchgen.engine.outcome import Outcome
 from batchgen.engine.prefix_cache import PrefixCache
 from batchgen.engine.request import Request, RequestStatus
 from batchgen.engine.request_blocks import FoundBlocks, RequestBlocks
@@ -64,24 +65,34 @@ class Scheduler:
         assert 0 < request.num_prompt_tokens <= self.capacity_tokens
         self.waiting.append(request)
 
-    def schedule(self, under_way: SchedulerOutput | None = None) -> SchedulerOutput:
+    def schedule(self) -> SchedulerOutput:
         """Decide one step and apply the decision to the blocks; the tokens count as computed from here on.
 
-        `under_way` is the step before where its outcomes are not known yet. Raises CapacityError when a step of one
-        token was too large for the device.
+        Raises CapacityError when a step of one token was too large for the device.
         """
         if not self.max_batched_tokens:
             raise CapacityError(
                 "the device has no memory left for a step of a single token; the rows that are finished are kept: "
                 "lower engine.memory_fraction or engine.num_blocks, and run the same command again"
             )
-        if under_way is not None:
-            self._expect(under_way.sampled_requests)
         self.blocks.begin_step()
         step = SchedulerOutput(self.max_batched_tokens)
         if self._schedule_running(step) and not step.preempted:
             self._admit_waiting(step)
         return step
+
+    def expect(self, step: SchedulerOutput) -> None:
+        """The next step is decided before the outcomes of this one are known.
+
+        Its tokens are pending from here on, and whoever gets its last one needs no blocks any more.
+        """
+        for request in step.sampled_requests:
+            request.num_pending_tokens = int(request.status < RequestStatus.FINISHED)
+        over = [request for request in step.sampled_requests if request.is_over]
+        for request in over:
+            self.blocks.give_back(request)
+        if over:
+            self._let_go()
 
     def update(self, step: SchedulerOutput, outcomes: Sequence[Outcome]) -> list[Request]:
         """Take what `step.sampled_requests` got; returns the requests that ended. Steps come in their order."""
@@ -89,10 +100,7 @@ class Scheduler:
         for request, outcome in zip(step.sampled_requests, outcomes, strict=True):
             if request.status >= RequestStatus.FINISHED:
                 continue  # by the step before, when this one was under way
-            if isinstance(outcome, Failed):
-                request.finish(FinishReason.ERROR, outcome.error)
-            else:
-                request.append(outcome)
+            request.take(outcome)
             if request.status >= RequestStatus.FINISHED:
                 finished.append(request)
         for request in finished:
@@ -120,32 +128,10 @@ class Scheduler:
         for admission in step.admissions:
             self._take_back_admission(admission)
 
-    def _expect(self, sampled: Sequence[Request]) -> None:
-        """These get a token from the step under way; whoever gets its last one needs its blocks no more."""
-        for request in sampled:
-            request.num_pending_tokens = int(request.status < RequestStatus.FINISHED)
-        over = [request for request in sampled if request.is_over]
-        for request in over:
-            self.blocks.give_back(request)
-        if over:
-            self._let_go()
-
     def _let_go(self) -> None:
         """Whoever is over leaves."""
         self.waiting = deque(request for request in self.waiting if not request.is_over)
-        unfinished = {request.row_index for request in (*self.running, *self.waiting) if not request.is_over}
-        running: list[Request] = []
-        for request in self.running:
-            if not request.is_over:
-                running.append(request)
-            elif running and request.shared_with_next is not None:
-                before = running[-1]
-                # Should the row before come again, its next row is the one after this one: what it shares with that
-                # is the least over the gap. Samples of one row have the same next row.
-                if before.row_index == request.row_index or request.row_index not in unfinished:
-                    assert before.shared_with_next is not None
-                    before.shared_with_next = min(before.shared_with_next, request.shared_with_next)
-        self.running = running
+        self.running = close_gaps(self.running, {request.row_index for request in self.waiting})
 
     # Running requests
 

@@ -74,7 +74,7 @@ _BACKENDS: dict[str, Callable[[], Backend]] = {
     "triton": _triton_backend,
 }
 
-# What an attention module is replaced by: (module, query, key, value, keywords) -> output
+# What an attention module is replaced by: (module, query, key, value, keywords) -> output, all [T, heads, head_size]
 Attend = Callable[[nn.Module, Tensor, Tensor, Tensor, dict[str, Any]], Tensor]
 
 
@@ -88,8 +88,14 @@ def batchgen_attention(
 ) -> tuple[Tensor, None]:
     """query [1, heads, T, head_size], key and value [1, kv_heads, T, head_size] -> [1, T, heads, value_head_size]."""
     assert attention_mask is None, "a mask was made although no mask function is registered"
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return attend_step(module, query, key, value, keywords)[None], None
+
+
+def attend_step(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, keywords: dict[str, Any]) -> Tensor:
+    """The handle of `module`, by a layer that has the step's tokens as the backends want them."""
     attend: Attend = getattr(module, _HANDLE)
-    return attend(module, query, key, value, keywords), None
+    return attend(module, query, key, value, keywords)
 
 
 AttentionInterface.register(IMPLEMENTATION, batchgen_attention)
@@ -148,10 +154,8 @@ class StepAttention:
         cache = self.caches[index]
 
         def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, keywords: dict[str, Any]) -> Tensor:
-            # [1, heads, T, head_size] -> [T, heads, head_size]
-            query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
             if self.repeated is not None:
                 key, value = (torch.cat([tensor, tensor[self.repeated]]) for tensor in (key, value))
-            return self.backend.attend(query, key, value, cache, self.prepared, options_of(module, keywords))[None]
+            return self.backend.attend(query, key, value, cache, self.prepared, options_of(module, keywords))
 
         return attend

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from batchgen.models.attention import batchgen_attention
-from batchgen_kernels.cpu_layers import rms_norm, rotate
+from batchgen.models.attention import attend_step
+from batchgen_kernels.cpu_layers import RMSNorm, split_rotated
 
 # Layers of: norm, attention with q, k, v and o, rotary halves, norm, SwiGLU; Qwen3 also norms the heads of q and k.
 # Class name -> the window that its attention module passes on.
@@ -81,41 +81,39 @@ class FusedLayer(nn.Module):
     def __init__(self, layer: Any) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
-        self.input_norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
+        self.input_norm, self.mlp_norm = map(_norm, (layer.input_layernorm, layer.post_attention_layernorm))
         self.qkv = PackedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
         self.out = PackedLinear(attention.o_proj)
         self.gate, self.up, self.down = (PackedLinear(each) for each in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
         self.head_size = attention.head_dim
         self.num_heads = attention.config.num_attention_heads
         self.num_kv_heads = attention.config.num_key_value_heads
-        self.window = _LAYERS[type(layer).__name__](attention)
+        window = _LAYERS[type(layer).__name__](attention)
+        self.keywords = {"scaling": attention.scaling, "sliding_window": window}  # of the attention call
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             delattr(attention, name)
+        self.norms_heads = hasattr(attention, "q_norm")
         self.self_attn = attention  # carries the handle to the KV cache, and Qwen3's norms
 
     def forward(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any) -> Tensor:
         """As the stock layer, without mask and cache."""
         hidden = hidden_states[0]
-        context = self._attend(_norm(self.input_norm, hidden), *position_embeddings)
+        context = self._attend(self.input_norm(hidden), *position_embeddings)
         hidden = self.out.combined(context, hidden, "add")
-        normed = _norm(self.mlp_norm, hidden)
+        normed = self.mlp_norm(hidden)
         gated = self.up.combined(normed, self.gate(normed, "swish"), "mul")
         return self.down.combined(gated, hidden, "add")[None]
 
     def _attend(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[T, hidden_size] -> [T, heads * head_size]."""
         heads = self.qkv(hidden).view(len(hidden), -1, self.head_size)
-        query_key = heads[:, : self.num_heads + self.num_kv_heads]
-        query, key, value = heads.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], 1)
-        if hasattr(self.self_attn, "q_norm"):
+        if self.norms_heads:
+            query, key, _ = heads.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], 1)
             query.copy_(self.self_attn.q_norm(query))
             key.copy_(self.self_attn.k_norm(key))
-        rotate(heads, cos[0], sin[0], query_key.shape[1])
-        query, key, value = (each.transpose(0, 1)[None] for each in (query, key, value))
-        keywords = {"scaling": self.self_attn.scaling, "sliding_window": self.window}
-        context, _ = batchgen_attention(self.self_attn, query, key, value, None, **keywords)
-        return context[0].flatten(1)
+        query, key, value = split_rotated(heads, cos[0], sin[0], self.num_heads)
+        return attend_step(self.self_attn, query, key, value, self.keywords).flatten(1)
 
 
-def _norm(norm: Any, hidden: Tensor) -> Tensor:
-    return rms_norm(hidden, norm.weight, norm.variance_epsilon)
+def _norm(norm: Any) -> RMSNorm:
+    return RMSNorm(norm.weight.detach(), norm.variance_epsilon)

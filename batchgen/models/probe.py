@@ -65,7 +65,7 @@ def probe_attention(model: PreTrainedModel) -> list[AttentionLayer]:
         layers.append(
             AttentionLayer(names[module], query.shape[1], key.shape[1], key.shape[-1], value.shape[-1], window)
         )
-        return query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
+        return query.new_empty(*query.shape[:2], value.shape[-1])
 
     def recorder(_: int) -> Attend:
         return record

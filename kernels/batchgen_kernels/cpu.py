@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from batchgen_kernels import cpu_pages, reference_sampling
+from batchgen_kernels import cpu_pages, cpu_sampling
 from batchgen_kernels.contract import AttentionOptions, AttentionStep, BlockGroup, LayerCache
 from batchgen_kernels.cpu_pages import as_bits
 from batchgen_kernels.reference import ReferenceBackend
@@ -55,11 +56,20 @@ class _Prepared:
         return self.tasks[num_shared]
 
 
+class _Pool(NamedTuple):
+    """A layer's pages as bits, and the tensors, whose identity stands for them."""
+
+    cache: LayerCache
+    key: npt.NDArray[np.generic]
+    value: npt.NDArray[np.generic]
+
+
 class CpuBackend:
     """See the module docstring; float32, bfloat16 and float16."""
 
     def __init__(self) -> None:
         self._reference = ReferenceBackend()
+        self._pools: dict[int, _Pool] = {}
         self._num_threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
         numba.set_num_threads(self._num_threads)
         torch.set_num_threads(self._num_threads)  # numba's launch has set the shared runtime to the number of cores
@@ -83,17 +93,18 @@ class CpuBackend:
         if _needs_reference(step, key, value, options):
             return self._reference.attend(query, key, value, cache, self._reference.prepare(step), options)
         slots = step.slot_mapping.numpy()
-        for new, pool in ((key, cache.key), (value, cache.value)):
-            cpu_pages.write_rows(as_bits(new), as_bits(pool), slots)
-        output = torch.empty(query.shape, dtype=query.dtype)
+        pool = self._pool(cache)
+        cpu_pages.write_rows(as_bits(key), pool.key, slots)
+        cpu_pages.write_rows(as_bits(value), pool.value, slots)
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
         group_tasks, row_tasks = prepared.of(query.shape[1] // key.shape[1])
         state = np.empty((*query.shape[:2], query.shape[2] + 2) if group_tasks else (0, 0, 0), np.float32)
         for tasks in (group_tasks, row_tasks) if group_tasks else (row_tasks,):
             assert tasks is not None
             cpu_pages.attend_tasks(
                 as_bits(query),
-                as_bits(cache.key),
-                as_bits(cache.value),
+                pool.key,
+                pool.value,
                 step.block_tables.numpy(),
                 tasks.rows,
                 tasks.costs,
@@ -104,9 +115,15 @@ class CpuBackend:
             )
         return output
 
+    def _pool(self, cache: LayerCache) -> _Pool:
+        """Of every layer once: looking at a tensor's numbers costs more than it seems, step after step."""
+        if id(cache.key) not in self._pools:
+            self._pools[id(cache.key)] = _Pool(cache, as_bits(cache.key), as_bits(cache.value))
+        return self._pools[id(cache.key)]
+
     def choose(self, logits: Tensor, rows: SamplingRows | None) -> Chosen:
         """See `sampling.SamplingBackend`."""
-        return reference_sampling.choose(logits, rows)
+        return cpu_sampling.choose(logits, rows, self._num_threads)
 
 
 def _saved_tokens(group: BlockGroup, block_size: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numba import prange
 from torch import Tensor
 
@@ -15,20 +16,30 @@ from batchgen_kernels.cpu_pages import as_bits, compiled
 from batchgen_kernels.vector import narrow, widen
 
 
-def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """hidden [T, size] / root mean square of its row * weight [size]."""
-    output = hidden.new_empty(hidden.shape)
-    _rms_norm(as_bits(hidden), as_bits(weight), np.float32(eps), as_bits(output))
-    return output
+class RMSNorm:
+    """Divides by the root mean square of a row, and multiplies with a weight [size]."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self._weight, self._eps = as_bits(weight), np.float32(eps)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """hidden [T, size]."""
+        output = torch.empty_like(hidden)
+        _rms_norm(as_bits(hidden), self._weight, self._eps, as_bits(output))
+        return output
 
 
-def rotate(heads: Tensor, cos: Tensor, sin: Tensor, num_heads: int) -> None:
-    """Turn the first `num_heads` of heads [T, heads, size] in place by the angles of cos and sin [T, size].
+def split_rotated(heads: Tensor, cos: Tensor, sin: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """heads [T, `num_heads` + 2 x KV heads, size] -> query, key and value [T, heads, size].
 
-    Halves of a head are the two coordinates, as in GPT-NeoX (RoPE, arXiv 2104.09864).
+    Query and key are turned by the angles of cos and sin [T, size]. Halves of a head are the two coordinates, as in
+    GPT-NeoX (RoPE, arXiv 2104.09864).
     """
-    assert heads.is_contiguous()
-    _rotate(as_bits(heads), as_bits(cos), as_bits(sin), num_heads)
+    num_tokens, num_all, size = heads.shape
+    query = heads.new_empty(num_tokens, num_heads, size)
+    key, value = heads.new_empty(2, num_tokens, (num_all - num_heads) // 2, size)
+    _split_rotated(*map(as_bits, (heads, cos, sin, query, key, value)))
+    return query, key, value
 
 
 @compiled(parallel=True)
@@ -45,13 +56,20 @@ def _rms_norm(hidden: Any, weight: Any, eps: Any, output: Any) -> None:
 
 
 @compiled(parallel=True)
-def _rotate(heads: Any, cos: Any, sin: Any, num_heads: Any) -> None:
-    half = heads.shape[2] // 2
+def _split_rotated(heads: Any, cos: Any, sin: Any, query: Any, key: Any, value: Any) -> None:
+    num_heads, num_kv_heads = query.shape[1], key.shape[1]
     for row in prange(len(heads)):
         for head in range(num_heads):
-            for column in range(half):
-                x, y = widen(heads[row, head, column]), widen(heads[row, head, half + column])
-                left = x * widen(cos[row, column]) - y * widen(sin[row, column])
-                right = y * widen(cos[row, half + column]) + x * widen(sin[row, half + column])
-                heads[row, head, column] = narrow(heads, left)
-                heads[row, head, half + column] = narrow(heads, right)
+            _turn(heads[row, head], cos[row], sin[row], query[row, head])
+        for head in range(num_kv_heads):
+            _turn(heads[row, num_heads + head], cos[row], sin[row], key[row, head])
+            value[row, head] = heads[row, num_heads + num_kv_heads + head]
+
+
+@compiled()
+def _turn(head: Any, cos: Any, sin: Any, output: Any) -> None:
+    half = len(head) // 2
+    for column in range(half):
+        x, y = widen(head[column]), widen(head[half + column])
+        output[column] = narrow(output, x * widen(cos[column]) - y * widen(sin[column]))
+        output[half + column] = narrow(output, y * widen(cos[half + column]) + x * widen(sin[half + column]))

@@ -21,11 +21,10 @@ def choose(logits: Tensor, rows: SamplingRows | None) -> Chosen:
 
 def _draw(logits: Tensor, rows: SamplingRows) -> Tensor:
     """[rows] token ids; `logits` [rows, vocab] float32 with the best at 0."""
-    temperatures = torch.where(rows.temperatures > 0, rows.temperatures, 1)[:, None]
-    weights = (logits / temperatures).exp()
+    weights = (logits / torch.where(rows.temperatures > 0, rows.temperatures, 1)[:, None]).exp()
     kept = weights >= rows.min_p[:, None]
     if rows.is_filtered:
-        kept &= logits >= _least_logit(logits, temperatures, rows)
+        kept &= weights >= _least_kept(weights, rows)
     cumulative = torch.where(kept, weights, 0).cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:].contiguous()
     # A draw just below 1 must not round up to the total, where no token is.
@@ -39,14 +38,14 @@ def _draws(rows: SamplingRows) -> Tensor:
     return torch.from_numpy(uniform(*words)).to(rows.keys.device)[:, None]
 
 
-def _least_logit(logits: Tensor, temperatures: Tensor, rows: SamplingRows) -> Tensor:
-    """[rows, 1]: the least logit that top_k and then top_p keep."""
-    ordered = logits.sort(-1, descending=True).values
-    places = torch.arange(logits.shape[-1], device=logits.device)
+def _least_kept(weights: Tensor, rows: SamplingRows) -> Tensor:
+    """[rows, 1]: the least weight that top_k and then top_p keep."""
+    ordered = weights.sort(-1, descending=True).values
+    places = torch.arange(weights.shape[-1], device=weights.device)
     in_top_k = (places < rows.top_k[:, None]) | (rows.top_k == 0)[:, None]
-    weights = torch.where(in_top_k, (ordered / temperatures).exp(), 0).double()
+    best = torch.where(in_top_k, ordered, 0).double()
     top_p = rows.top_p[:, None]
-    before = weights.cumsum(-1) - weights  # of all better ones
-    in_top_p = (before < top_p * weights.sum(-1, keepdim=True)) | (top_p >= 1)
+    before = best.cumsum(-1) - best  # of all better ones
+    in_top_p = (before < top_p * best.sum(-1, keepdim=True)) | (top_p >= 1)
     in_top_p[:, 0] = True  # the best stays, however small top_p is
     return torch.where(in_top_k & in_top_p, ordered, torch.inf).amin(-1, keepdim=True)

@@ -4,7 +4,7 @@ For each row, of its logits alone:
 
     weight of a token   exp((logit - best logit) / temperature)
     kept                the top_k best; of these the fewest of the best whose share of the weight reaches top_p
-                        (Holtzman et al., arXiv 1904.09751); tokens with the logit of the last one too; of all those the
+                        (Holtzman et al., arXiv 1904.09751); tokens of the last one's weight too; of all those the
                         ones whose weight is at least min_p
     chosen              the first token, in the order of ids, whose cumulative weight exceeds draw * (weight of all
                         kept), sums in float64; the draw is `philox.uniform` of key, position and sample

@@ -253,6 +253,16 @@ def narrow(_context: Any, like: Any, number: Any) -> Any:
 
 
 @intrinsic
+def as_word(_context: Any, number: Any) -> Any:
+    """The bits of a float32 as int32; of numbers above 0 they are in the same order. `widen` turns a uint32 back."""
+
+    def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], _WORD)
+
+    return types.int32(types.float32), generate
+
+
+@intrinsic
 def _power_of_two(_context: Any, exponent: Any) -> Any:
     """2 ** exponent as float32, for an int32 exponent from -126 to 127, by its bits."""
 

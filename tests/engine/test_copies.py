@@ -113,14 +113,16 @@ def test_a_full_pool_gives_the_half_shared_block_away_first() -> None:
     block_size=st.sampled_from([2, 4, 8]),
     max_num_seqs=st.integers(1, 8),
     max_batched_tokens=st.sampled_from([1, 3, 8, 64]),
+    lag=st.sampled_from([0, 1]),
 )
 def test_copies_take_nothing_from_full_blocks(
-    prompts: list[str], block_size: int, max_num_seqs: int, max_batched_tokens: int
+    prompts: list[str], block_size: int, max_num_seqs: int, max_batched_tokens: int, lag: int
 ) -> None:
     engine = make_engine(
         num_blocks=600, block_size=block_size, max_num_seqs=max_num_seqs, max_batched_tokens=max_batched_tokens
     )
     engine.runner = CheckingRunner(block_size)
+    engine.runner.lag = lag
     requests = make_requests(prompts, [3] * len(prompts), block_size)
     finish(engine, requests)
     stats = engine.stats

@@ -21,6 +21,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "one at a time": {"max_num_seqs": 1},
     "together": {},
     "small chunks": {"max_batched_tokens": 7, "block_size": 8},
+    "late results": {"lag": 1, "max_batched_tokens": 50},
     "no cache": {"prefix_cache": False},
     "preempted": {"num_blocks": 14, "expected_tokens": 1, "max_batched_tokens": 500},
     "preempted, small blocks": {"num_blocks": 52, "block_size": 4, "expected_tokens": 1, "max_batched_tokens": 300},

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from batchgen.engine.outcome import Outcome, Sampled
 from batchgen.engine.request import PENDING_TOKEN, Request
-from batchgen.engine.step import SchedulerOutput
+from batchgen.engine.step import OutOfMemory, SchedulerOutput
 from batchgen.errors import CapacityError
 from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
@@ -85,11 +85,10 @@ def test_a_row_that_ends_by_its_token_has_one_more_that_is_no_output() -> None:
 
 def test_a_row_that_ends_by_its_length_leaves_before_its_last_token_is_there() -> None:
     engine = start(["aaaa", "bbbb"], ScriptedRunner(99, 99), max_tokens=3, max_num_seqs=1)
-    for _ in range(3):
-        engine.step()
-    assert [request.row_index for request in engine.scheduler.running] == [0]
-    assert engine.step() != []
-    assert [request.row_index for request in engine.scheduler.running] == [1]
+    assert [engine.step() for _ in range(3)] == [[], [], []]
+    assert (engine.scheduler.running, engine.scheduler.cache.pool.num_used) == ([], 0)
+    [first] = engine.step()
+    assert (first.row_index, [request.row_index for request in engine.scheduler.running]) == (0, [1])
     finish(engine, [])
     assert (engine.stats.num_steps, engine.stats.num_overrun_tokens) == (6, 0)
 
@@ -136,6 +135,15 @@ def test_nobody_gives_way_whom_the_pending_token_ends() -> None:
     assert engine.stats.num_preemptions == 0
 
 
+def test_a_row_without_room_waits_for_one_step_only() -> None:
+    """The first row's second token needs a block; the second row has three slots left in its own."""
+    engine = start(["aaaa", "bbbbb"], ScriptedRunner(9, 9), num_blocks=3, expected_tokens=1)
+    for _ in range(3):
+        engine.step()
+    assert engine.runner.computed == {0: [0, 1, 2, 3, 4], 1: [0, 1, 2, 3, 4]}
+    assert [request.row_index for request in engine.scheduler.waiting] == [1]
+
+
 def test_a_row_too_large_for_the_pool_may_end_by_the_pending_token() -> None:
     [request] = finish(start(["aaaa"], ScriptedRunner(4), num_blocks=2), [])
     assert (request.finish_reason, len(request.output_token_ids)) == (FinishReason.STOP, 5)
@@ -154,6 +162,24 @@ def test_the_step_under_way_gives_its_results_when_the_next_one_finds_no_memory(
     [first] = engine.step()
     assert (first.row_index, len(runner.under_way), engine.scheduler.max_batched_tokens) == (0, 0, 4)
     assert [request.row_index for request in finish(engine, [])] == [1]
+
+
+def test_a_row_that_comes_again_knows_who_ended_with_the_step_under_way() -> None:
+    """The second row ends and nobody is left who shares more than one block with the first."""
+
+    calls = count(1)
+
+    class Device(ScriptedRunner):
+        def run(self, step: SchedulerOutput) -> list[Outcome]:
+            if next(calls) == 3:
+                raise OutOfMemory
+            return super().run(step)
+
+    engine = start(["aaaabbbb1", "aaaabbbb2", "aaaac"], Device(9, 1, 9), max_num_seqs=2, expected_tokens=1)
+    ended = [engine.step() for _ in range(3)]
+    assert [[request.row_index for request in finished] for finished in ended] == [[], [], [1]]
+    finish(engine, [])
+    assert engine.scheduler.cache.pool.num_idle == 0
 
 
 def test_results_come_before_the_run_ends_for_want_of_memory() -> None:
@@ -237,6 +263,7 @@ def test_the_same_comes_out_with_and_without_lag(
         runner.lag = lag
         done = finish(engine, with_samples(job.requests(), n))
         assert not runner.under_way
+        assert not any(r.num_pending_tokens for r in done)
         assert len({(r.row_index, r.sample_index) for r in done}) == len(done) == n * len(job.prompts)
         results.append({(r.row_index, r.sample_index): (r.finish_reason, r.error, r.output_token_ids) for r in done})
     assert results[0] == results[1]

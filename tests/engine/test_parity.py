@@ -149,6 +149,14 @@ def test_preemption_is_invisible(family: str, block_size: int, prefix_cache: boo
     assert engine.stats.num_preemptions >= 1
 
 
+@pytest.mark.parametrize("num_blocks", [200, 14])
+def test_late_results_equal_generate(num_blocks: int) -> None:
+    engine = make_engine(context_model(), lag=1, num_blocks=num_blocks, expected_tokens=1)
+    outputs = run(engine, make_requests(PROMPTS, 16))
+    assert [outputs[row] for row in range(len(PROMPTS))] == expected("llama")
+    assert (engine.stats.num_preemptions > 0) == (num_blocks == 14)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fused_layers_equal_generate(family: str) -> None:
     outputs = run(make_engine(FAMILIES[family](), "fused"), make_requests(PROMPTS, 16))

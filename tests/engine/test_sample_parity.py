@@ -74,5 +74,10 @@ def test_preemption_of_a_sample_is_invisible(block_size: int, prefix_cache: bool
     assert engine.stats.num_preemptions > 0
 
 
+@pytest.mark.parametrize("num_blocks", [200, 13])
+def test_late_results_equal_separate_runs(num_blocks: int) -> None:
+    assert together(lag=1, num_blocks=num_blocks, expected_tokens=1)[1] == one_by_one()
+
+
 def test_reference_backend_equals_separate_runs() -> None:
     assert together("reference")[1] == one_by_one()

@@ -15,7 +15,7 @@ from batchgen.engine.sampler import Sampler
 from batchgen.engine.sampling_columns import SamplingColumns
 from batchgen.models.device_queue import to_device
 from batchgen.sampling_params import SamplingParams
-from batchgen_kernels import ReferenceBackend
+from batchgen_kernels import CpuBackend
 
 PROBS = torch.tensor([0.30, 0.05, 0.20, 0.02, 0.25, 0.08, 0.06, 0.04])
 NUM_DRAWS = 4000
@@ -26,7 +26,7 @@ def request(key: int = 0, **params: Any) -> Request:
 
 
 def sampler(*unused: int) -> Sampler:
-    return Sampler(torch.tensor(unused, dtype=torch.int64), ReferenceBackend())
+    return Sampler(torch.tensor(unused, dtype=torch.int64), CpuBackend())
 
 
 def outcomes_of(logits: torch.Tensor, requests: list[Request], *unused: int) -> list[Outcome]:

@@ -135,13 +135,15 @@ prompt_lists = st.lists(st.lists(pieces, min_size=1, max_size=6).map("".join), m
     block_size=st.sampled_from([1, 2, 4, 8]),
     max_num_seqs=st.integers(1, 16),
     max_batched_tokens=st.integers(1, 64),
+    lag=st.sampled_from([0, 1]),
 )
 def test_every_hit_that_is_possible_happens(
-    prompts: list[str], max_tokens: int, block_size: int, max_num_seqs: int, max_batched_tokens: int
+    prompts: list[str], max_tokens: int, block_size: int, max_num_seqs: int, max_batched_tokens: int, lag: int
 ) -> None:
     engine = make_engine(
         num_blocks=24 * 84, block_size=block_size, max_num_seqs=max_num_seqs, max_batched_tokens=max_batched_tokens
     )
+    engine.runner.lag = lag
     done = finish(engine, make_requests(prompts, [max_tokens] * len(prompts), block_size))
     assert len(done) == len(prompts)
     assert engine.stats.prompt.hit == brute_force_ceiling(prompts, block_size)
