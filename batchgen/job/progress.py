@@ -34,6 +34,7 @@ class Progress:
         self._bar = tqdm(total=num_rows, initial=num_done, unit="row", disable=True if quiet else None)
         self._begin = self._shown = self._said = time.perf_counter()
         self._earlier_tokens = stats.num_sampled_tokens  # of earlier sessions
+        self._has_token = False  # of this one
 
     def __enter__(self) -> Progress:
         return self
@@ -46,6 +47,9 @@ class Progress:
     def step_done(self, num_ended: int) -> None:
         """A step has run and this many rows ended in it; the figures change a few times a second at most."""
         self._num_done += num_ended
+        if not self._has_token and self._stats.num_sampled_tokens > self._earlier_tokens:
+            self._has_token = True
+            log.info("the first token is there", extra=event("first_token"))
         self._bar.update(num_ended)
         now = time.perf_counter()
         if self._bar.disable and now - self._said >= _SAY_SECONDS:

@@ -12,6 +12,7 @@ from batchgen.errors import SpecError
 from batchgen.job.load import Job
 from batchgen.job.resolve import Setting, resolve_sampling
 from batchgen.job.token_values import TokenValues
+from batchgen.log import event
 from batchgen.models.attention import IMPLEMENTATION, MAX_TRITON_HEAD_SIZE, has_triton, is_triton_interpreted
 from batchgen.models.device import choose_device
 from batchgen.models.load import ModelInfo, build_meta_model, inspect_model
@@ -76,6 +77,9 @@ def inspect_target(job: Job) -> Target:
         is_given = getattr(spec.engine, name) not in (None, "auto")
         source = job.sources.get(f"engine.{name}", "default") if is_given else "default"
         settings.append(Setting(f"engine.{name}", value, source))
+    dtype = str(info.dtype).removeprefix("torch.")
+    inspected = event("model_inspected", family=info.family, dtype=dtype, device=str(device))
+    log.info("a %s model, to run in %s on %s", info.family, dtype, device, extra=inspected)
     return Target(
         device=device,
         info=replace(info, config=rope.config),

@@ -36,6 +36,7 @@ from batchgen.errors import CapacityError, ModelError
 from batchgen.job_spec import ModelSpec
 from batchgen.models.checkpoint import Checkpoint, explained, find_checkpoint
 from batchgen.models.device import available_memory, has_bfloat16
+from batchgen.models.gguf_file import parsed_once, replaced
 from batchgen.models.support import refuse_unsupported
 
 # What families call the number of positions they were trained for, the usual name first.
@@ -65,9 +66,10 @@ def inspect_model(spec: ModelSpec, device: torch.device) -> ModelInfo:
     Raises ModelError: not found, not readable, or refused (`support.py`).
     """
     checkpoint = find_checkpoint(spec)
-    config = _config(checkpoint, spec)
-    refuse_unsupported(config, spec.allow_untested)
-    tokenizer = _tokenizer(checkpoint, spec)
+    with parsed_once(checkpoint):
+        config = _config(checkpoint, spec)
+        refuse_unsupported(config, spec.allow_untested)
+        tokenizer = _tokenizer(checkpoint, spec)
     generation_config = _json_file(checkpoint, "generation_config.json")
     dtype = _dtype(checkpoint, spec, config, device)
     # Both files count, as each may lack the end of a turn; the tokenizer only where neither has any.
@@ -104,7 +106,7 @@ def load_weights(info: ModelInfo, spec: ModelSpec, device: torch.device, attn_im
     options = checkpoint.options
     if checkpoint.gguf_file is not None:
         options["quantization_config"] = GgufConfig(dequantize=True)
-    with explained(checkpoint, "weights"), _bars_only_on_a_terminal():
+    with explained(checkpoint, "weights"), _bars_only_on_a_terminal(), parsed_once(checkpoint):
         # pairs the model with a report because of output_loading_info, which the annotation does not know
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             checkpoint.location,
@@ -253,14 +255,12 @@ def _bars_only_on_a_terminal() -> Iterator[None]:
         return factory(*args, **{**kwargs, **quiet})
 
     gguf_loader: Any = modeling_gguf_pytorch_utils  # its bar is not under transformers' own switch
-    gguf_bar = gguf_loader.tqdm
     previous = transformers_logging.set_tqdm_hook(hook)
-    gguf_loader.tqdm = partial(gguf_bar, **quiet)
     try:
-        yield
+        with replaced(gguf_loader, "tqdm", partial(gguf_loader.tqdm, **quiet)):
+            yield
     finally:
         transformers_logging.set_tqdm_hook(previous)
-        gguf_loader.tqdm = gguf_bar
 
 
 def _gib(num_bytes: float) -> str:

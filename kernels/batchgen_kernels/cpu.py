@@ -105,13 +105,14 @@ class CpuBackend:
                 as_bits(query),
                 pool.key,
                 pool.value,
-                step.block_tables.numpy(),
+                np.ascontiguousarray(step.block_tables.numpy()),
                 tasks.rows,
                 tasks.costs,
                 np.float32(options.scale),
                 state,
                 as_bits(output),
                 prepared.num_threads,
+                cpu_pages.tile_of(as_bits(query).dtype),
             )
         return output
 

@@ -122,6 +122,20 @@ def address(_context: Any, array: Any) -> Any:
 
 
 @intrinsic
+def call(_context: Any, place: Any, arguments: Any) -> Any:
+    """Call the compiled function at an address, which returns nothing, with a tuple of arguments of its very types."""
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        kinds = tuple(signature.args[1])
+        function = _pointer(builder, given[0], context.call_conv.get_function_type(types.none, kinds))
+        values = cgutils.unpack_tuple(builder, given[1], len(kinds))
+        context.call_conv.call_function(builder, function, types.none, kinds, values)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, arguments), generate
+
+
+@intrinsic
 def prefetch(_context: Any, place: Any) -> Any:
     """Ask for the cache line at an address."""
 

@@ -44,8 +44,7 @@ def main() -> None:
     begin = time.perf_counter()
     num_tokens = generate(llm, work["prompts"], work)
     seconds = time.perf_counter() - begin
-    engine = f"vLLM {vllm.__version__}, {llm.llm_engine.model_config.dtype}"
-    print(json.dumps({"seconds": seconds, "num_tokens": num_tokens, "engine": engine}))
+    print(json.dumps({"seconds": seconds, "num_tokens": num_tokens, "engine": f"vLLM {vllm.__version__}"}))
 
 
 if __name__ == "__main__":

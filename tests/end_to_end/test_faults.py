@@ -30,7 +30,7 @@ def no_memory_for(monkeypatch: pytest.MonkeyPatch, is_too_large: Callable[[Sched
 def test_a_device_out_of_memory_changes_no_answer(
     run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    no_memory_for(monkeypatch, lambda step: step.num_tokens > 20)
+    no_memory_for(monkeypatch, lambda step: step.num_tokens > 10)
     with caplog.at_level("WARNING", "batchgen"):
         result = run_tiny(prompts(*(f"note {letter}" for letter in LETTERS)))
     assert (result.exit_code, result.completions) == (0, list(LETTERS.upper()))

@@ -36,10 +36,12 @@ def test_a_run_that_finishes(run_tiny: TinyRunner) -> None:
     lines = events(run_tiny.write([*prompts("note a"), {"prompt": None}]))
     assert names(lines) == [
         "job_started",
+        "model_inspected",
         "row_failed",
         "input_read",
         "plan",
         "weights_loaded",
+        "first_token",
         "committed",
         "finished",
     ]
@@ -50,7 +52,7 @@ def test_a_run_that_was_complete_already(run_tiny: TinyRunner) -> None:
     job_file = run_tiny.write(prompts("note a"))
     events(job_file)
     lines = events(job_file)
-    assert (names(lines), lines[-1]["exit_code"]) == (["job_started", "finished"], 0)
+    assert (names(lines), lines[-1]["exit_code"]) == (["job_started", "model_inspected", "finished"], 0)
 
 
 def test_a_run_that_is_refused(run_tiny: TinyRunner) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,3 +97,35 @@ def test_dtype_auto_of_a_gguf_file_is_what_the_device_is_fast_at(
 ) -> None:
     monkeypatch.setattr(load, "has_bfloat16", lambda device: has)
     assert inspect_model(ModelSpec(path=str(gguf_file)), CPU).dtype == dtype
+
+
+def test_its_header_is_parsed_once_before_the_weights_and_once_for_them(
+    gguf_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gguf
+
+    asked: list[str] = []
+
+    def counted(what: str, answer: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*args: Any) -> Any:
+            asked.append(what)
+            return answer(*args)
+
+        return ask
+
+    monkeypatch.setattr(gguf.GGUFReader, "__init__", counted("header", gguf.GGUFReader.__init__))
+    monkeypatch.setattr(gguf, "get_tensor_name_map", counted("table", gguf.get_tensor_name_map))
+    spec = ModelSpec(path=str(gguf_file))
+    info = inspect_model(spec, CPU)
+    assert asked == ["header"]
+    load_weights(info, spec, CPU, "eager")
+    assert asked == ["header", "header", "table"]
+
+
+def test_a_file_that_changes_between_two_looks_is_read_again(gguf_file: Path) -> None:
+    spec = ModelSpec(path=str(gguf_file))
+    assert inspect_model(spec, CPU).max_model_len == 512
+    data = gguf_file.read_bytes()
+    key = b"llama.context_length" + (4).to_bytes(4, "little")  # then the number, an unsigned one of 4 bytes
+    gguf_file.write_bytes(data.replace(key + (512).to_bytes(4, "little"), key + (256).to_bytes(4, "little")))
+    assert inspect_model(spec, CPU).max_model_len == 256
