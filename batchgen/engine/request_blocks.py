@@ -57,9 +57,10 @@ class RequestBlocks:
 
     def writes_to_shared(self, request: Request) -> bool:
         """Whether the next token goes to a half-filled block that other samples hold too."""
-        is_half = request.num_computed_tokens % self._size > 0
-        has_block = len(request.block_table) == self.num_blocks(request.num_computed_tokens)
-        return is_half and has_block and self.cache.pool.ref_count(request.block_table[-1]) > 1
+        table, num_computed = request.block_table, request.num_computed_tokens
+        if not table or self.cache.pool.ref_count(table[-1]) == 1:
+            return False
+        return num_computed % self._size > 0 and len(table) == self.num_blocks(num_computed)
 
     def num_shared(self, request: Request, num_matched: int) -> int:
         """Leading full blocks of a request that others hold too or will hold: they do not go when it ends."""
@@ -119,7 +120,8 @@ class RequestBlocks:
         for _ in range(self.num_blocks(stop) - len(request.block_table)):
             request.block_table.append(self.cache.allocate())
         start, request.num_computed_tokens = request.num_computed_tokens, stop
-        self._index_prompt(request, start)
+        if request.num_indexed_blocks * self._size < request.num_prompt_tokens:
+            self._index_prompt(request, start)
         return copies
 
     def _own_last_block(self, request: Request) -> BlockCopy:

@@ -7,7 +7,8 @@ asserted wherever they are summed up. What is computed again after a preemption 
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +25,11 @@ class PromptTokens:
     scored: int = 0  # a row visited before has it, but its own logits are asked for (prompt_logprobs)
 
     def __add__(self, other: PromptTokens) -> PromptTokens:
-        return PromptTokens(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return PromptTokens(*map(int.__add__, _COUNTS(self), _COUNTS(other)))
 
     @property
     def total(self) -> int:
-        return sum(astuple(self))
+        return sum(_COUNTS(self))
 
     @property
     def found(self) -> int:
@@ -47,6 +48,9 @@ class PromptTokens:
             misses[cause] = max(getattr(self, cause) - left, 0)
             left -= getattr(self, cause) - misses[cause]
         return PromptTokens(self.hit, self.copied + num_tokens - left, **misses)
+
+
+_COUNTS = attrgetter(*(count.name for count in fields(PromptTokens)))  # dataclasses.astuple copies, number by number
 
 
 def origin_of_prompt(

@@ -8,7 +8,6 @@ heads of less than 64 bytes are computed by the reference.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,6 +26,8 @@ from batchgen_kernels.vector import LANES
 
 _MIN_SAVED_TOKENS = 256  # (rows - 1) * shared tokens: below this, reading them once does not pay for a task of its own
 _TASK_COST = 16  # of beginning and ending a tile, in keys
+
+_Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,8 @@ class _Prepared:
         """The tasks where `num_shared` query heads share a KV head."""
         if num_shared not in self.tasks:
             tile = max(cpu_pages.TILE_ROWS // num_shared, 1)
-            groups = [task for group in self.groups for task in _group_tasks(self.step, group, tile)]
-            rows = list(_row_tasks(self.step, self.groups, tile))
-            self.tasks[num_shared] = _tasks(groups) if groups else None, _tasks(rows)
+            groups = _group_tasks(self.step, self.groups, tile) if self.groups else None
+            self.tasks[num_shared] = groups, _row_tasks(self.step, self.groups, tile)
         return self.tasks[num_shared]
 
 
@@ -143,28 +143,40 @@ def _needs_reference(step: AttentionStep, key: Tensor, value: Tensor, options: A
     )
 
 
-def _group_tasks(step: AttentionStep, group: BlockGroup, tile: int) -> Iterator[list[int]]:
-    """A group's queries against its shared blocks, which all of them see whole."""
-    num_tokens = group.num_blocks * step.block_size
-    stop = step.query_starts[group.stop]
-    for query in range(step.query_starts[group.start], stop, tile):
-        yield [query, min(stop - query, tile), group.start, 0, num_tokens, num_tokens, False, False]
+def _group_tasks(step: AttentionStep, groups: list[BlockGroup], tile: int) -> _Tasks:
+    """Each group's queries against its shared blocks, which all of them see whole."""
+    first_rows, stop_rows, num_blocks = np.array(groups, np.int64).T
+    starts = np.array(step.query_starts)
+    group, query, num_queries = _tiles(starts[first_rows], starts[stop_rows], tile)
+    num_tokens = num_blocks[group] * step.block_size
+    return _tasks(query, num_queries, first_rows[group], 0, num_tokens, num_tokens, False, False)
 
 
-def _row_tasks(step: AttentionStep, groups: list[BlockGroup], tile: int) -> Iterator[list[int]]:
+def _row_tasks(step: AttentionStep, groups: list[BlockGroup], tile: int) -> _Tasks:
     """Each row's queries against its own blocks, each up to itself."""
-    first_own = [0] * step.num_rows
+    first_own = np.zeros(step.num_rows, np.int64)
     for group in groups:
-        first_own[group.start : group.stop] = [group.num_blocks * step.block_size] * (group.stop - group.start)
-    for row, (first, length) in enumerate(zip(first_own, step.seq_lens, strict=True)):
-        start, stop = step.query_starts[row], step.query_starts[row + 1]
-        for query in range(start, stop, tile):
-            limit = length - (stop - query) + 1
-            yield [query, min(stop - query, tile), row, first, length, limit, first > 0, True]
+        first_own[group.start : group.stop] = group.num_blocks * step.block_size
+    starts = np.array(step.query_starts)
+    row, query, num_queries = _tiles(starts[:-1], starts[1:], tile)
+    first, length = first_own[row], np.array(step.seq_lens)[row]
+    limit = length - (starts[row + 1] - query) + 1
+    return _tasks(query, num_queries, row, first, length, limit, first > 0, True)
 
 
-def _tasks(tasks: list[list[int]]) -> _Tasks:
-    rows = np.array(tasks, np.int64)
+def _tiles(starts: _Ints, stops: _Ints, tile: int) -> tuple[_Ints, _Ints, _Ints]:
+    """Cut each of the ranges of queries: of every tile the range, the first query and how many."""
+    counts = -(-(stops - starts) // tile)
+    ranges = np.repeat(np.arange(len(counts)), counts)
+    queries = (starts - (np.cumsum(counts) - counts) * tile)[ranges] + np.arange(len(ranges)) * tile
+    return ranges, queries, np.minimum(stops[ranges] - queries, tile)
+
+
+def _tasks(*columns: npt.ArrayLike) -> _Tasks:
+    """Of the columns in the order of `cpu_pages`."""
+    rows = np.empty((len(np.asarray(columns[0])), len(columns)), np.int64)
+    for place, column in enumerate(columns):
+        rows[:, place] = column
     num_queries, start = rows[:, cpu_pages.NUM_QUERIES], rows[:, cpu_pages.START]
     stop = np.minimum(rows[:, cpu_pages.STOP], rows[:, cpu_pages.LIMIT] + num_queries - 1)
     # Turning a key into words costs about as much as two queries.
