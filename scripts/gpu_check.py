@@ -94,14 +94,15 @@ def load_steps(is_dry: bool) -> tuple[list[Step], str]:
         Step("limits", 10, bench.limits),
         Step("draws equal the host's", 5, bench.draws),
         *(
-            Step(f"{str(dtype).removeprefix('torch.')} kernels equal float32", 25, partial(bench.correctness, dtype))
+            Step(f"{str(dtype).removeprefix('torch.')} kernels equal float32", 20, partial(bench.correctness, dtype))
             for dtype in bench.scale.dtypes
         ),
-        Step("engine equals generate", 30, bench.parity),
-        Step("graphs and lag equal the plain loop", 25, bench.loop),
-        Step("decode attention", 20, bench.decode),
-        Step("decode attention in a CUDA graph", 20, bench.decode_graph),
+        Step("engine equals generate", 20, bench.parity),
+        Step("graphs and lag equal the plain loop", 20, bench.loop),
+        Step("decode attention", 15, bench.decode),
+        Step("decode attention in a CUDA graph", 15, bench.decode_graph),
         Step("prefill attention", 10, bench.prefill),
+        Step("memory of the largest steps", 5, bench.memory),
         Step("W1", 70, bench.w1),
         Step("W1 idle share", 15, bench.idle),
         Step("W3 shared path on", 35, bench.w3_shared),

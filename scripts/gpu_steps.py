@@ -29,12 +29,14 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 
 from batchgen.engine.assemble import EngineSettings, assemble_engine
 from batchgen.engine.engine import Engine, InFlight
+from batchgen.engine.largest_steps import measure_steps
 from batchgen.engine.request import Request
 from batchgen.engine.runner import ModelRunner
 from batchgen.engine.step import SchedulerOutput
 from batchgen.models.attention import IMPLEMENTATION
 from batchgen.models.decode_graphs import DecodeGraphs
-from batchgen.models.kv_cache import block_bytes
+from batchgen.models.device import can_measure_memory
+from batchgen.models.kv_cache import block_bytes, step_bytes
 from batchgen.models.probe import AttentionLayer, probe_attention
 from batchgen.plan.order import lexicographic_order, visiting_order
 from batchgen.plan.token_store import PackedTokens
@@ -309,6 +311,17 @@ class Bench:
             "busy ms a step": busy / count * 1e3,
             "idle share": 1 - busy / wall,
         }
+
+    def memory(self, _: float) -> dict[str, Any]:
+        """What the largest steps of W1 take beside weights and KV, as a run measures it and as `plan` guesses it."""
+        model, work = self._model(IMPLEMENTATION), self._w1_work()
+        rows, tokens = len(work.prompts), self.scale.max_batched_tokens
+        guess = step_bytes(model.config.hidden_size, model.config.vocab_size, rows, tokens, self.dtype)
+        if not can_measure_memory(self.device):
+            return {"by the formula: MB": guess / 1e6, "measured: MB": "not on a CPU"}
+        settings = EngineSettings(1, 16, rows, tokens, None, True, 4096, True, lag=1, replay_decodes=True)
+        measured = measure_steps(model, _layers(model), TritonBackend(), [], settings, work.params)
+        return {"by the formula: MB": guess / 1e6, "measured: MB": measured / 1e6}
 
     def peer(self, seconds: float) -> dict[str, Any]:
         """transformers' own continuous batching on the work of W1; only completions that ended are counted."""

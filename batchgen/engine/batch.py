@@ -52,6 +52,32 @@ class Batch:
         return is_sampled and not self.scored and self.attention.repeated is None
 
 
+class _Layout(NamedTuple):
+    """Where the chunks of a step lie, one entry a chunk."""
+
+    sizes: Ints
+    starts: Ints  # position of its first token in its row
+    ends: Ints  # place behind its last token in the step
+
+    @classmethod
+    def of(cls, chunks: Sequence[ScheduledChunk]) -> _Layout:
+        sizes = np.array([chunk.num_tokens for chunk in chunks])
+        return cls(sizes, np.array([chunk.start for chunk in chunks]), np.cumsum(sizes))
+
+    @property
+    def shifts(self) -> Ints:
+        """From a position in the row to the place in the step."""
+        return self.ends - self.sizes - self.starts
+
+    def rows(self) -> Ints:
+        """Of each token."""
+        return np.repeat(np.arange(len(self.sizes)), self.sizes)
+
+    def positions(self) -> Ints:
+        """Of each token in its row."""
+        return np.arange(self.ends[-1]) - np.repeat(self.shifts, self.sizes)
+
+
 def make_batch(
     step: SchedulerOutput,
     tables: BlockTables,
@@ -60,41 +86,31 @@ def make_batch(
     sampled_before: Sequence[Request] = (),
 ) -> Batch:
     """The tensors of a step, which has chunks, on `device`. `sampled_before`: who takes a token in the step before."""
-    chunks = step.chunks
-    sizes = np.array([chunk.num_tokens for chunk in chunks])
-    starts = np.array([chunk.start for chunk in chunks])
-    ends = np.cumsum(sizes)
-    rows = np.repeat(np.arange(len(chunks)), sizes)
-    positions = np.arange(ends[-1]) - np.repeat(ends - sizes - starts, sizes)
+    chunks, layout = step.chunks, _Layout.of(step.chunks)
+    rows, positions = layout.rows(), layout.positions()
     block_tables = tables.of([chunk.request.block_table for chunk in chunks])
     slots = block_tables[rows, positions // block_size] * block_size + positions % block_size
-    repeated, repeat_slots = _repeated(chunks, step.repeats, ends - sizes - starts, block_size)
-    token_ids = np.array([token for chunk in chunks for token in chunk.request.token_ids(chunk.start, chunk.stop)])
-    pending = np.flatnonzero(token_ids == PENDING_TOKEN)
+    repeated, repeat_slots = _repeated(chunks, step.repeats, layout.shifts, block_size)
     sampled = [row for row, chunk in enumerate(chunks) if chunk.samples]
     scored = [row for row, chunk in enumerate(chunks) if chunk.scored]
-    # position in the row -> place in the step
-    places = [np.array(chunks[row].scored) - int(starts[row]) + int(ends[row] - sizes[row]) for row in scored]
     sampling = SamplingColumns.of(step.sampled_requests)
-    *inputs, slot_mapping, repeated_tokens, device_tables, shares, counts = to_device(
-        [
-            token_ids,
-            positions,
-            pending,
-            _places([chunks[row].request for row in rows[pending]], sampled_before),
-            np.concatenate([ends[sampled] - 1, *places]),
-            np.repeat(np.arange(len(sampled)), [len(chunks[row].samples) for row in sampled]),
-            np.array(step.copies, np.int64).reshape(-1, 2).T,
-            np.concatenate([slots, repeat_slots]),
-            repeated,
-            block_tables,
-            sampling.shares,
-            sampling.counts,
-        ],
-        device,
-    )
+    token_ids = np.array([token for chunk in chunks for token in chunk.request.token_ids(chunk.start, chunk.stop)])
+    pending = np.flatnonzero(token_ids == PENDING_TOKEN)
+    inputs = [
+        token_ids,
+        positions,
+        pending,
+        _places([chunks[row].request for row in rows[pending].tolist()], sampled_before),
+        np.concatenate(
+            [layout.ends[sampled] - 1, *(np.array(chunks[row].scored) + layout.shifts[row] for row in scored)]
+        ),
+        np.repeat(np.arange(len(sampled)), [len(chunks[row].samples) for row in sampled]),
+        np.array(step.copies, np.int64).reshape(-1, 2).T,
+    ]
+    others = [np.concatenate([slots, repeat_slots]), repeated, block_tables, sampling.shares, sampling.counts]
+    *on_device, slot_mapping, repeated_tokens, device_tables, shares, counts = to_device([*inputs, *others], device)
     return Batch(
-        StepInputs(*inputs),
+        StepInputs(*on_device),
         sampling.on_device(shares, counts),
         num_sampled=len(sampled),
         scored=[chunks[row] for row in scored],
@@ -102,9 +118,9 @@ def make_batch(
             slot_mapping=slot_mapping,
             block_tables=device_tables,
             repeated=repeated_tokens if len(repeated) else None,
-            query_starts=[0, *ends.tolist()],
-            seq_lens=(starts + sizes).tolist(),
-            groups=_groups(block_tables, starts // block_size),
+            query_starts=[0, *layout.ends.tolist()],
+            seq_lens=(layout.starts + layout.sizes).tolist(),
+            groups=_groups(block_tables, layout.starts // block_size),
             block_size=block_size,
         ),
     )

@@ -108,7 +108,7 @@ def test_row_that_goes_wrong_late_leaves_its_shared_beginning_intact(run_tiny: T
     result = run_tiny(
         prompts(f"{shared}!", f"{shared}a", f"{shared}b"), model=poisoned_model, engine={"attention": attention}
     )
-    assert result.column("cached_tokens") == [0, 32, 32]
+    assert result.column("cached_tokens") == [0, 40, 40]
     assert result.column("finish_reason") == ["error", "length", "length"]
     alone = [run_tiny(prompts(shared + tail), model=poisoned_model).completions[0] for tail in "ab"]
     assert result.completions[1:] == alone

@@ -20,7 +20,7 @@ def test_dry_run_walks_through_every_step() -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(done.stdout.splitlines()[-1])
-    assert len(document["steps"]) == 14
+    assert len(document["steps"]) == 15
     assert all(step["figures"] for step in document["steps"])
 
 

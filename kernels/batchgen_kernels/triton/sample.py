@@ -147,18 +147,20 @@ def choose_kernel(
             last = _weight(_flip(least).to(tl.float32, bitcast=True), best, sharpness)
             mass += room * last.to(tl.float64)
             least = _search(row_ptr, vocab, least, best_key, top_p.to(tl.float64) * mass, best, sharpness, True, TILE)
-    min_p = tl.load(min_p_ptr + row)
+    # Tokens of the last one's weight stay too.
+    least_weight = _weight(_flip(least).to(tl.float32, bitcast=True), best, sharpness)
+    least_weight = tl.maximum(least_weight, tl.load(min_p_ptr + row))
     total = tl.full([], 0.0, tl.float64)
     for start in range(0, vocab, TILE):
         columns = start + tl.arange(0, TILE)
-        total += tl.sum(_kept_weights(row_ptr, columns, vocab, best, least, sharpness, min_p), 0)
+        total += tl.sum(_kept_weights(row_ptr, columns, vocab, best, sharpness, least_weight), 0)
     target = tl.load(bits_ptr + row).to(tl.float64) * 1.1102230246251565e-16 * total
     before = tl.full([], 0.0, tl.float64)
     token = tl.full([], 0, tl.int32)
     last_token = tl.full([], 0, tl.int32)
     for start in range(0, vocab, TILE):
         columns = start + tl.arange(0, TILE)
-        weights = _kept_weights(row_ptr, columns, vocab, best, least, sharpness, min_p)
+        weights = _kept_weights(row_ptr, columns, vocab, best, sharpness, least_weight)
         passed = (before + tl.cumsum(weights, 0) <= target) & (columns < vocab)
         token += tl.sum(passed.to(tl.int32), 0)
         last_token = tl.maximum(last_token, tl.max(tl.where(weights > 0.0, columns, 0), 0))
@@ -173,15 +175,12 @@ def _kept_weights(
     columns: tl.tensor,
     vocab: tl.tensor,
     best: tl.tensor,
-    least: tl.tensor,
     sharpness: tl.tensor,
-    min_p: tl.tensor,
+    least_weight: tl.tensor,
 ) -> tl.tensor:
     """[tile] float64 weights, 0 where a token is not kept."""
-    logits = _load_tile(row_ptr, columns, vocab)
-    weights = _weight(logits, best, sharpness)
-    kept = (columns < vocab) & (_flip(logits.to(tl.int32, bitcast=True)) >= least) & (weights >= min_p)
-    return tl.where(kept, weights, 0.0).to(tl.float64)
+    weights = _weight(_load_tile(row_ptr, columns, vocab), best, sharpness)
+    return tl.where((columns < vocab) & (weights >= least_weight), weights, 0.0).to(tl.float64)
 
 
 def choose(logits: Tensor, rows: SamplingRows) -> Chosen:
