@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -26,6 +28,28 @@ def as_bits(tensor: Tensor) -> npt.NDArray[np.generic]:
     return tensor.contiguous().view(_BITS[tensor.dtype]).numpy()
 
 
+def cache_folder(sources: Path, base: str) -> Path:
+    """Where compiled kernels are kept on disk: in `base`, or beside `sources`, a folder for each content of these.
+
+    numba notices only a change of the file that the outermost kernel is in, not of what it calls elsewhere.
+    """
+    files = sorted(sources.glob("*.py"))
+    digest = blake2b(b"".join(file.read_bytes() for file in files), digest_size=8).hexdigest()
+    return Path(base or sources / "__pycache__", f"kernels-{digest}")
+
+
+_CACHE = cache_folder(Path(__file__).parent, numba.config.CACHE_DIR)
+
+
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """numba's compiler as all kernels here use it."""
-    return njit(fastmath=_FAST, cache=True, nogil=True, **options)  # type: ignore[no-any-return]
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        # numba takes note of the folder here, and has no argument for it.
+        theirs, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_CACHE)
+        try:
+            return njit(fastmath=_FAST, cache=True, nogil=True, **options)(function)
+        finally:
+            numba.config.CACHE_DIR = theirs
+
+    return decorate

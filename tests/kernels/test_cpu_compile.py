@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from batchgen_kernels.cpu_compile import cache_folder
+from batchgen_kernels.cpu_pages import attend_tasks
+
+
+def test_a_change_of_any_file_is_another_folder(tmp_path: Path) -> None:
+    (tmp_path / "outer.py").write_text("a")
+    (tmp_path / "inner.py").write_text("b")
+    before = cache_folder(tmp_path, "")
+    assert before == cache_folder(tmp_path, "")
+    assert before.parent == tmp_path / "__pycache__"
+    (tmp_path / "inner.py").write_text("c")
+    assert cache_folder(tmp_path, "") != before
+
+
+def test_the_users_own_folder_is_used(tmp_path: Path) -> None:
+    assert cache_folder(tmp_path, "/somewhere").parent == Path("/somewhere")
+
+
+def test_numba_keeps_the_kernels_there() -> None:
+    assert Path(attend_tasks.stats.cache_path).parent.name.startswith("kernels-")
