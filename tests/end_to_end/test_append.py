@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_only_the_new_rows_of_a_finished_job_run(run_tiny: TinyRunner, format: s
 def content_but_cached(part: Path) -> str:
     if part.suffix == ".parquet":
         return str(pq.read_table(part).drop_columns(["gen_cached_tokens"]).to_pylist())
-    return part.read_text().replace('"gen_cached_tokens":8', "").replace('"gen_cached_tokens":0', "")
+    return re.sub(r'"gen_cached_tokens":\d+', "", part.read_text())
 
 
 def test_only_the_new_rows_of_an_unfinished_job_run(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
