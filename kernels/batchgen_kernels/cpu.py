@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -71,6 +71,7 @@ class CpuBackend:
     def __init__(self) -> None:
         self._reference = ReferenceBackend()
         self._pools: dict[int, _Pool] = {}
+        self._scratch: dict[tuple[np.dtype[Any], int, int], tuple[cpu_pages.Bits, ...]] = {}
         self._num_threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
         numba.set_num_threads(self._num_threads)
         torch.set_num_threads(self._num_threads)  # numba's launch has set the shared runtime to the number of cores
@@ -98,7 +99,8 @@ class CpuBackend:
         cpu_read.write_rows(as_bits(key), pool.key, slots)
         cpu_read.write_rows(as_bits(value), pool.value, slots)
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
-        group_tasks, row_tasks = prepared.of(query.shape[1] // key.shape[1])
+        num_shared = query.shape[1] // key.shape[1]
+        group_tasks, row_tasks = prepared.of(num_shared)
         state = np.empty((*query.shape[:2], query.shape[2] + 2) if group_tasks else (0, 0, 0), np.float32)
         for tasks in (group_tasks, row_tasks) if group_tasks else (row_tasks,):
             assert tasks is not None
@@ -113,7 +115,8 @@ class CpuBackend:
                 state,
                 as_bits(output),
                 prepared.num_threads,
-                cpu_pages.tile_of(as_bits(query).dtype),
+                cpu_pages.tile_of(pool.key.dtype),
+                *self._scratch_for(pool.key.dtype, num_shared, query.shape[2]),
             )
         return output
 
@@ -122,6 +125,12 @@ class CpuBackend:
         if id(cache.key) not in self._pools:
             self._pools[id(cache.key)] = _Pool(cache, as_bits(cache.key), as_bits(cache.value))
         return self._pools[id(cache.key)]
+
+    def _scratch_for(self, dtype: np.dtype[Any], num_shared: int, size: int) -> tuple[cpu_pages.Bits, ...]:
+        tile = (dtype, num_shared, size)
+        if tile not in self._scratch:
+            self._scratch[tile] = cpu_pages.scratch(dtype, num_shared, size, self._num_threads)
+        return self._scratch[tile]
 
     def choose(self, logits: Tensor, rows: SamplingRows | None) -> Chosen:
         """See `sampling.SamplingBackend`."""

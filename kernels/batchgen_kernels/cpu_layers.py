@@ -63,7 +63,9 @@ def _split_rotated(heads: Any, cos: Any, sin: Any, query: Any, key: Any, value: 
             _turn(heads[row, head], cos[row], sin[row], query[row, head])
         for head in range(num_kv_heads):
             _turn(heads[row, num_heads + head], cos[row], sin[row], key[row, head])
-            value[row, head] = heads[row, num_heads + num_kv_heads + head]
+            # Column by column: of a whole assignment numba compiles the words of its errors too, for over a second.
+            for column in range(heads.shape[2]):
+                value[row, head, column] = heads[row, num_heads + num_kv_heads + head, column]
 
 
 @compiled()

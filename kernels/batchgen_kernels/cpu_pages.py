@@ -11,11 +11,13 @@ the second goes on from there and writes the output.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
 import numba
 import numpy as np
+import numpy.typing as npt
 from numba import prange, types
 
 from batchgen_kernels.cpu_compile import compiled
@@ -40,6 +42,8 @@ from batchgen_kernels.llvm_vectors import LANES
 from batchgen_kernels.softmax import exp2, exponentials, greatest
 from batchgen_kernels.vector import COLUMNS, ROWS, address, call, multiply, narrow, widen
 
+Bits = npt.NDArray[np.generic]
+
 TILE_ROWS = 96  # queries x query heads of a KV head
 
 
@@ -56,33 +60,31 @@ def attend_tasks(
     output: Any,
     num_threads: Any,
     tile: Any,
+    queries: Any,
+    turned: Any,
+    paired: Any,
+    scores: Any,
+    weights: Any,
+    total: Any,
+    limits: Any,
+    rows: Any,
 ) -> None:
     """All tasks and KV heads, split over the threads by cost.
 
     query and output [T, heads, size], keys and values [blocks, KV heads, block_size, size], all as bits; `costs`
     [tasks + 1] the running sum; state [T, heads, size + 2] float32: the weighted sum of values, the greatest score, the
-    sum of weights; `tile` what `tile_of` gives. All arrays contiguous.
+    sum of weights; `tile` what `tile_of` gives, and from `queries` on what `scratch` gives. All arrays contiguous.
     """
     num_heads = keys.shape[1]
     for thread in prange(num_threads):
-        num_rows = max(TILE_ROWS, -(-query.shape[1] // num_heads // ROWS) * ROWS)
-        width = -(-query.shape[2] // COLUMNS) * COLUMNS
-        per_word = 4 // query.itemsize
-        queries = np.zeros((num_rows, width), query.dtype)
-        turned = _scratch(width // per_word, KEYS)
-        paired = _scratch(KEYS // per_word, width)
-        scores = _scratch(num_rows, KEYS).view(np.float32)
-        weights = np.empty((num_rows, KEYS), query.dtype)
-        total = _scratch(num_rows, width + LANES).view(np.float32)
-        limits = np.empty(num_rows, np.int64)
-        rows = np.empty(KEYS, np.int64)
         for task in range(len(tasks)):
             for head in range(num_heads):
                 begin = costs[task] + (costs[task + 1] - costs[task]) * head / num_heads
                 if int(begin * num_threads / costs[-1]) == thread:
                     call(tile, (
-                        query, keys, values, tables, tasks, task, head, scale, state, output,
-                        queries, turned, paired, scores, weights, total, limits, rows,
+                        query, keys, values, tables, tasks, task, head, scale, state, output, queries[thread],
+                        turned[thread], paired[thread], scores[thread], weights[thread], total[thread], limits[thread],
+                        rows[thread],
                     ))  # fmt: skip
 
 
@@ -106,13 +108,30 @@ def tile_of(bits: np.dtype[Any]) -> int:
     return int(result.library.get_pointer_to_function(result.fndesc.llvm_func_name))
 
 
-@compiled()
-def _scratch(num_rows: Any, num_columns: Any) -> Any:
-    """Words, all 0, whole vectors of which never lie in two cache lines."""
-    size = num_rows * num_columns
-    words = np.zeros(size + LANES, np.uint32)
-    first = -address(words) % LINE_BYTES // 4
-    return words[first : first + size].reshape((num_rows, num_columns))
+def scratch(dtype: np.dtype[Any], num_shared: int, size: int, num_threads: int) -> tuple[Bits, ...]:
+    """What `attend_tasks` works in, for each thread: room for a tile, where `num_shared` heads share a KV head."""
+    num_rows = max(TILE_ROWS, -(-num_shared // ROWS) * ROWS)
+    width = -(-size // COLUMNS) * COLUMNS
+    per_word = 4 // dtype.itemsize
+    shapes: list[tuple[npt.DTypeLike, tuple[int, ...]]] = [
+        (dtype, (num_rows, width)),  # the queries
+        (np.uint32, (width // per_word, KEYS)),  # keys, turned
+        (np.uint32, (KEYS // per_word, width)),  # values, paired
+        (np.float32, (num_rows, KEYS)),  # scores
+        (dtype, (num_rows, KEYS)),  # weights
+        (np.float32, (num_rows, width + LANES)),  # weighted sums of values
+        (np.int64, (num_rows,)),  # how many tokens a query sees
+        (np.int64, (KEYS,)),  # where the keys are
+    ]
+    return tuple(_zeros((num_threads, *shape), np.dtype(each)) for each, shape in shapes)
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Bits:
+    """Whole vectors of which never lie in two cache lines."""
+    size = math.prod(shape) * dtype.itemsize
+    room = np.zeros(size + LINE_BYTES, np.uint8)
+    first = -room.ctypes.data % LINE_BYTES
+    return room[first : first + size].view(dtype).reshape(shape)
 
 
 @compiled()
