@@ -26,6 +26,7 @@ from batchgen.job.tokenise import BadRows, TokenisedRows
 from batchgen.log import event
 from batchgen.models.attention import IMPLEMENTATION, Backend, make_backend
 from batchgen.models.device import available_memory, can_measure_memory, keep_freed_memory
+from batchgen.models.first_use import kernels_made_ready
 from batchgen.models.fuse import fuse
 from batchgen.models.kv_cache import PoolSize
 from batchgen.models.load import load_weights
@@ -170,14 +171,14 @@ def prepare_generation(
     with watch.part("plan"):
         plan = plan_rows(job, target, rows, left)
         log.info("%d rows planned", len(left), extra=event("plan", rows=len(left), hit_ceiling=plan.hit_ceiling))
-    with watch.part("load"):
-        if target.device.type == "cpu":
-            limit_threads()
+    if target.device.type == "cpu":
+        limit_threads()
+    backend, settings = make_backend(target.attention), _engine_settings(job, target)
+    with watch.part("load"), kernels_made_ready(backend, target.layers[0], target.info.dtype):
         model = load_weights(target.info, job.spec.model, target.device, IMPLEMENTATION)
         if target.attention == "cpu":
             keep_freed_memory()
             fuse(model)
-    backend, settings = make_backend(target.attention), _engine_settings(job, target)
     with watch.part("plan"):
         for_steps = _bytes_for_steps(model, backend, settings, target, rows, len(plan.order))
         plan, pool = fit_pool(job, target, rows, plan, results, available_memory(target.device) - for_steps)

@@ -120,6 +120,23 @@ class CpuBackend:
             )
         return output
 
+    def use_once(self, num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype) -> None:
+        """Attend and choose for one token of such a model, so that all that needs is compiled, or read from disk.
+
+        For a thread beside the one that works: it starts no threads of its own, and leaves nothing behind.
+        """
+        numba.set_num_threads(1)  # of this thread only
+        query, key = (
+            torch.zeros(1, num_heads, head_size, dtype=dtype),
+            torch.zeros(1, num_kv_heads, head_size, dtype=dtype),
+        )
+        cache = LayerCache(key[:, :, None].clone(), key[:, :, None].clone())  # one block of one slot
+        first = torch.zeros(1, dtype=torch.int64)
+        step = self.prepare(AttentionStep(first, first[None], [0, 1], [1], [], block_size=1))
+        self.attend(query, key, key, cache, step, AttentionOptions(scale=1.0))
+        self._pools.pop(id(cache.key), None)
+        self.choose(key[0], None)
+
     def _pool(self, cache: LayerCache) -> _Pool:
         """Of every layer once: looking at a tensor's numbers costs more than it seems, step after step."""
         if id(cache.key) not in self._pools:
