@@ -27,7 +27,7 @@ _SIGN = 0x7FFFFFFF  # all bits but that of the sign
 def choose(logits: Tensor, rows: SamplingRows | None, num_threads: int) -> Chosen:
     """See `sampling.SamplingBackend`."""
     bits = as_bits(logits)
-    tokens, best = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
+    tokens, best = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits), dtype=torch.float32)
     _take_best(bits, tokens.numpy(), best.numpy())
     if rows is not None:
         words = (column.numpy().view(np.uint64) for column in (rows.keys, rows.positions, rows.samples))

@@ -29,6 +29,17 @@ def test_no_page_is_left_behind(head_size: int) -> None:
     assert not backend._pools
 
 
+@pytest.mark.parametrize("head_size", [8, 64])
+def test_torchs_default_type_may_be_any(head_size: int) -> None:
+    """transformers changes it for the whole process while it loads a model."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with kernels_made_ready(CpuBackend(), layer(head_size), torch.bfloat16):
+            pass
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_failure_inside_is_not_hidden() -> None:
     with pytest.raises(ValueError, match="weights"), kernels_made_ready(CpuBackend(), layer(64), torch.float32):
         raise ValueError("weights")
