@@ -33,8 +33,8 @@ class AttentionStep:
 
     Row r has the queries `[query_starts[r], query_starts[r + 1])`, the last ones of its `seq_lens[r]` tokens, in the
     blocks `block_tables[r]`. The lists are the host's copy for backends that work row by row. Tokens behind the last
-    row's are padding, in steps
-    without `repeated`: their slot is -1, nothing of them is stored, and what comes of them means nothing.
+    row's are padding, in steps without `repeated`: their slot is -1, nothing of them is stored, and what comes of them
+    means nothing.
     """
 
     slot_mapping: Tensor  # [T + C] int64: where each token's K and V go, then where those of `repeated` go too
@@ -104,7 +104,7 @@ class ReplayBackend(AttentionBackend, Protocol):
 
 
 def write_kv(key: Tensor, value: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
-    """Copy key and value [T, num_kv_heads, head_size] into the slots [T] of the pool."""
+    """Copy key and value [W, num_kv_heads, head_size] into the slots [W] of the pool."""
     block_size = cache.key.shape[2]
     block_ids, offsets = slot_mapping // block_size, slot_mapping % block_size
     cache.key[block_ids, :, offsets] = key
