@@ -6,18 +6,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from batchgen.job.load import load_job
     from batchgen.job.run import run_job
-    from batchgen.job_spec import JobSpec
     from batchgen.sampling_params import SamplingParams
+    from batchgen.spec.job_spec import JobSpec
+    from batchgen.spec.load import load_job
 
 __all__ = ["JobSpec", "SamplingParams", "__version__", "load_job", "run_job"]
 __version__ = "0.1.0"
 
 _ROOMS = {
-    "JobSpec": "batchgen.job_spec",
+    "JobSpec": "batchgen.spec.job_spec",
     "SamplingParams": "batchgen.sampling_params",
-    "load_job": "batchgen.job.load",
+    "load_job": "batchgen.spec.load",
     "run_job": "batchgen.job.run",
 }
 

@@ -91,7 +91,7 @@ def run(
     """
     log_to_stderr(logging.WARNING if quiet else logging.INFO, log_format)
     with Interrupt() as interrupt:
-        from batchgen.job.load import load_job
+        from batchgen.spec.load import load_job
 
         job = load_job(job_file, overrides)
         from batchgen.job.run import run_job  # imports torch, so only after the job file is known to be good
@@ -112,7 +112,7 @@ def report(folders: tuple[str, ...]) -> None:
 
     Example: batchgen report out/monday out/tuesday
     """
-    from batchgen.io.folder import OutputFolder
+    from batchgen.io.output.folder import OutputFolder
     from batchgen.io.remote import locate
     from batchgen.stats.artifact import read_artifact, read_report
     from batchgen.stats.compare import compare
@@ -150,7 +150,7 @@ def plan(
     if tokens_per_second is not None and not math.isfinite(tokens_per_second):
         raise click.BadParameter(f"{tokens_per_second} is no rate", param_hint="--tokens-per-second")
     log_to_stderr(logging.WARNING if quiet else logging.INFO)
-    from batchgen.job.load import load_job
+    from batchgen.spec.load import load_job
 
     job = load_job(job_file, overrides)
     from batchgen.job.plan_job import plan_job  # imports torch, so only after the job file is known to be good
@@ -166,8 +166,8 @@ def status(folder: str) -> None:
 
     Example: batchgen status out/monday
     """
-    from batchgen.io.folder import OutputFolder
-    from batchgen.io.unfinished import describe_unfinished
+    from batchgen.io.output.folder import OutputFolder
+    from batchgen.io.output.unfinished import describe_unfinished
     from batchgen.stats.artifact import read_report
 
     output = OutputFolder(folder)
@@ -190,10 +190,10 @@ def export(folder: str, to: Path, format: Literal["parquet", "jsonl"], job_file:
 
     Example: batchgen export out/monday --to partial/monday --job jobs/monday.yaml
     """
-    from batchgen.io.folder import OutputFolder
-    from batchgen.io.unfinished import export_committed
+    from batchgen.io.output.folder import OutputFolder
+    from batchgen.io.output.unfinished import export_committed
     from batchgen.job.export import export_job
-    from batchgen.job.load import load_job
+    from batchgen.spec.load import load_job
 
     output = OutputFolder(folder)
     if job_file is not None:
@@ -231,6 +231,6 @@ def schema() -> None:
 
     Example: batchgen schema > batchgen.schema.json
     """
-    from batchgen.job_spec import JobSpec
+    from batchgen.spec.job_spec import JobSpec
 
     click.echo(json.dumps(JobSpec.model_json_schema(), indent=2))

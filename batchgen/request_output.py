@@ -32,9 +32,9 @@ class RequestOutput:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None  # prompt tokens whose KV was reused at the first admission
-    # Only where asked for; a mapping a token with the fields of `io/schema.py`.
+    # Only where asked for; a mapping a token with the fields of `io/output/schema.py`.
     completion_token_ids: Sequence[int] | None = None
     logprobs: Sequence[Mapping[str, Any]] | None = None
     prompt_logprobs: Sequence[Mapping[str, Any]] | None = None
-    # Where its prompt tokens came from (`stats/earlier.py`): for the report of a later session, never in the output.
+    # Where its prompt tokens came from (`stats/resumed.py`): for the report of a later session, never in the output.
     origin: Sequence[int] | None = None

@@ -21,7 +21,7 @@ class SamplingParams:
 
     Hashable, so that rows with equal values share one object. docs/sampling.md has the definitions; `max_tokens` None
     means: up to the context limit. `seed` is the job's seed; the draws of a row also depend on its key, so that two
-    rows with one seed differ (`engine/draw_key.py`).
+    rows with one seed differ (`prompts/prompt.py`).
     """
 
     temperature: float = 0.0  # 0: greedy

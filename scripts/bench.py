@@ -26,8 +26,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from batchgen.job.load import Job, load_job
 from batchgen.job.run import run_job
+from batchgen.spec.load import Job, load_job
 from scripts.bench_peers import NAMES, Peer, PeerRun, Work, check_peers, make_work, run_peer
 from scripts.bench_roofline import Body, Limits, floor_seconds, measure_limits
 

@@ -16,17 +16,16 @@ from pathlib import Path
 
 import click
 
-from batchgen.engine.assemble import EngineSettings, make_scheduler
+from batchgen.engine.build import EngineSettings, make_scheduler
 from batchgen.engine.engine import Engine, Ready
-from batchgen.engine.outcome import Sampled
-from batchgen.engine.request import Request
+from batchgen.engine.request import Request, Sampled
 from batchgen.engine.step import SchedulerOutput
-from batchgen.io.readers import open_input
-from batchgen.job.load import Job, load_job
+from batchgen.io.input.readers import open_input
 from batchgen.job.target import Target, inspect_target
-from batchgen.job.tokenise import TokenisedRows, row_encoder, tokenise
 from batchgen.plan.plan import Plan, make_plan
 from batchgen.plan.token_store import TokenStore
+from batchgen.prompts.tokenise import TokenisedRows, row_encoder, tokenise
+from batchgen.spec.load import Job, load_job
 from batchgen.stats.counters import RunStats
 
 

@@ -21,12 +21,10 @@ import click
 import numpy as np
 import torch
 
-from batchgen.engine.assemble import EngineSettings, make_scheduler
-from batchgen.engine.batch import make_batch
-from batchgen.engine.block_tables import BlockTables
+from batchgen.engine.batch import BlockTables, make_batch
+from batchgen.engine.build import EngineSettings, make_scheduler
 from batchgen.engine.engine import Engine, Ready
-from batchgen.engine.outcome import Sampled
-from batchgen.engine.request import Request
+from batchgen.engine.request import Request, Sampled
 from batchgen.engine.step import SchedulerOutput
 from batchgen.sampling_params import SamplingParams
 from batchgen.stats.counters import RunStats

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import click
 
-from batchgen.job.load import load_job
 from batchgen.job.run import run_job
+from batchgen.spec.load import load_job
 from batchgen.stats.report import RunReport
 from scripts.bench_plan import PeakMemory, rss_anon
 from tests.tiny_models import byte_tokenizer, save_model, table_model, upper_table

@@ -20,14 +20,14 @@ from pathlib import Path
 import click
 import torch
 
-from batchgen.io.readers import open_input
-from batchgen.job.load import Job
+from batchgen.io.input.readers import open_input
 from batchgen.job.target import Target, inspect_target
-from batchgen.job.tokenise import row_encoder, tokenise
 from batchgen.models.identity import model_identity
 from batchgen.models.load import load_weights
 from batchgen.plan.token_store import TokenStore
+from batchgen.prompts.tokenise import row_encoder, tokenise
 from batchgen.sampling_params import SamplingParams
+from batchgen.spec.load import Job
 
 ROOT = Path(__file__).resolve().parent.parent
 DRIVERS = ROOT / "scripts/peers"

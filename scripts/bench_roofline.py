@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import torch
 from transformers import AutoConfig
 
-from batchgen.job.load import Job
+from batchgen.spec.load import Job
 from batchgen.stats.report import RunReport
 
 _COPY_BYTES = 256 << 20

@@ -66,9 +66,9 @@ def more_rows(path: Path, num_rows: int) -> Iterator[dict[str, str]]:
 
 def batched_call(job_file: Path) -> Measured:
     """Everything rendered beforehand, then one call."""
-    from batchgen.io.readers import open_input
-    from batchgen.job.load import load_job
+    from batchgen.io.input.readers import open_input
     from batchgen.job.target import inspect_target
+    from batchgen.spec.load import load_job
 
     job = load_job(job_file)
     tokenizer = inspect_target(job).info.tokenizer
@@ -91,11 +91,11 @@ def batched_call(job_file: Path) -> Measured:
 
 def pass_1(job_file: Path) -> Measured:
     """As `run` and `plan` do it."""
-    from batchgen.io.readers import open_input
-    from batchgen.job.load import load_job
+    from batchgen.io.input.readers import open_input
     from batchgen.job.target import inspect_target
-    from batchgen.job.tokenise import row_encoder, tokenise
     from batchgen.plan.token_store import TokenStore
+    from batchgen.prompts.tokenise import row_encoder, tokenise
+    from batchgen.spec.load import load_job
 
     job = load_job(job_file)
     target = inspect_target(job)

@@ -30,9 +30,8 @@ from triton.compiler import ASTSource
 from batchgen_kernels.triton.attention import attention_kernel, tile_of
 from batchgen_kernels.triton.launch import REGIMES, Launch, LaunchKey, launches, table_rows
 from batchgen_kernels.triton.merge import merge_kernel
-from batchgen_kernels.triton.sample import choose_kernel
+from batchgen_kernels.triton.sample import choose_kernel, uniform_kernel
 from batchgen_kernels.triton.store import store_kernel
-from batchgen_kernels.triton.uniform import uniform_kernel
 from batchgen_kernels.triton.work import ITEM_FIELDS
 
 ARCHS = ("sm_80", "sm_90", "sm_100")

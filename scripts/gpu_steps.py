@@ -27,14 +27,13 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from batchgen.engine.assemble import EngineSettings, assemble_engine
+from batchgen.engine.build import EngineSettings, assemble_engine, measure_steps
 from batchgen.engine.engine import Engine, InFlight
-from batchgen.engine.largest_steps import measure_steps
 from batchgen.engine.request import Request
 from batchgen.engine.runner import ModelRunner
 from batchgen.engine.step import SchedulerOutput
 from batchgen.models.attention import IMPLEMENTATION
-from batchgen.models.decode_graphs import DecodeGraphs
+from batchgen.models.cuda_graphs import DecodeGraphs
 from batchgen.models.device import can_measure_memory
 from batchgen.models.kv_cache import block_bytes, step_bytes
 from batchgen.models.probe import AttentionLayer, probe_attention
@@ -44,8 +43,8 @@ from batchgen.sampling_params import SamplingParams
 from batchgen_kernels import AttentionOptions, AttentionStep, Backend, BlockGroup, LayerCache, ReferenceBackend, philox
 from batchgen_kernels.contract import write_kv
 from batchgen_kernels.triton import TritonBackend
+from batchgen_kernels.triton.sample import uniform
 from batchgen_kernels.triton.store import store_kv
-from batchgen_kernels.triton.uniform import uniform
 from tests.kernels.paged_cases import Case, make_case
 from tests.tiny_models import context_model, tiny_gemma2, tiny_gpt2, tiny_qwen3
 

@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 import batchgen
 from batchgen.cli import main
 from batchgen.errors import CapacityError, InputError, ModelError, OutputError
-from batchgen.io.folder import OutputFolder
+from batchgen.io.output.folder import OutputFolder
 from batchgen.job.interrupt import Interrupt, Interrupted
 from batchgen.job.run import write_report
 from tests.stats.scripted import run_script

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from batchgen.cli import main
-from batchgen.job.load import load_job
-from batchgen.job_spec import JobSpec
+from batchgen.spec.job_spec import JobSpec
+from batchgen.spec.load import load_job
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -45,7 +45,7 @@ def test_every_key_is_in_the_table(section: str) -> None:
 
 def test_the_tree_names_every_file_of_the_packages_but_those_of_described_rooms() -> None:
     tree = README[README.index("```\nbatchgen/") :]
-    described = ("io", "prompts", "plan", "models", "stats")  # in words, a line each
+    described = ("io", "input", "output", "prompts", "plan", "models", "stats")  # in words, a line each
     files = [
         path
         for package in (ROOT / "batchgen", ROOT / "kernels/batchgen_kernels")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from batchgen.job.load import load_job
+from batchgen.spec.load import load_job
 
 ROOT = Path(__file__).resolve().parent.parent
 JOBS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "jobs").rglob("*.yaml"))]

@@ -1,4 +1,8 @@
-"""Batch: the device inputs of one forward. Turns a scheduler's decision into flat tensors; decides nothing."""
+"""Batch: the device inputs of one forward. Turns a scheduler's decision into flat tensors; decides nothing.
+
+BlockTables keeps the block tables from step to step, since little of them changes; SamplingColumns are the sampling
+values of the step's rows as the kernels take them.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from batchgen.engine.block_tables import BlockTables
 from batchgen.engine.request import PENDING_TOKEN, Request
-from batchgen.engine.sampling_columns import SamplingColumns
 from batchgen.engine.step import Repeat, ScheduledChunk, SchedulerOutput
 from batchgen.models.attention import AttentionStep, BlockGroup
-from batchgen.models.device_queue import to_device
-from batchgen.models.sampling import SamplingRows
+from batchgen.models.backends import SamplingRows
+from batchgen.models.transfer import to_device
 from batchgen.plan.groups import prefix_groups
 
 Ints = npt.NDArray[np.int64]
@@ -152,3 +154,78 @@ def _groups(tables: Ints, num_computed_blocks: Ints) -> list[BlockGroup]:
     equal = np.where(differs.any(1), differs.argmax(1), tables.shape[1])
     shared = np.minimum(equal, np.minimum(num_computed_blocks[:-1], num_computed_blocks[1:]))
     return [BlockGroup(*group) for group in prefix_groups(shared)]
+
+
+Array = npt.NDArray[np.int64]
+
+
+class BlockTables:
+    """Takes over from the step before what its rows have; nothing is done row by row but what is new.
+
+    A request's table is the same list as long as it keeps its blocks; that list only grows, but copy-on-write may
+    replace its last entry (`request_blocks.py`). So of a list that was there in the step before, all entries before
+    the last one are known; another list is written whole.
+    """
+
+    def __init__(self) -> None:
+        self._lists: list[list[int]] = []  # kept, so that no other list gets the id of one of them
+        self._tables = np.zeros((1, 1), np.int64)
+        self._lengths = np.zeros(1, np.int64)
+
+    def of(self, lists: list[list[int]]) -> Array:
+        """[rows, longest table], padded with 0; a view that the next call may change."""
+        self._move(lists)
+        lengths = np.array([len(table) for table in lists])
+        last = np.array([table[-1] for table in lists])
+        width = int(lengths.max())
+        if width > self._tables.shape[1]:
+            self._tables = np.pad(self._tables, ((0, 0), (0, 2 * width - self._tables.shape[1])))
+        is_old = (lengths == self._lengths) & (last == self._tables[np.arange(len(lists)), lengths - 1])
+        for row in np.flatnonzero(~is_old).tolist():
+            first = max(self._lengths[row] - 1, 0)
+            self._tables[row, first : lengths[row]] = lists[row][first:]
+        self._lengths = lengths
+        return self._tables[:, :width]
+
+    def _move(self, lists: list[list[int]]) -> None:
+        """Rows to their new places; empty ones for those that come."""
+        before, now = ([id(table) for table in each] for each in (self._lists, lists))
+        self._lists = lists
+        if before == now:
+            return
+        known = {table: row for row, table in enumerate(before)}
+        places = np.array([known.get(table, -1) for table in now])
+        comes = places < 0
+        self._tables, self._lengths = self._tables[places], self._lengths[places]
+        self._tables[comes], self._lengths[comes] = 0, 0
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingColumns:
+    """One entry a row in each column."""
+
+    shares: npt.NDArray[np.float64]  # [3, R] temperature, top_p, min_p
+    counts: npt.NDArray[np.int64]  # [4, R] top_k, draw key, position, sample index
+    is_filtered: bool
+
+    @classmethod
+    def of(cls, requests: Sequence[Request]) -> SamplingColumns:
+        """Columns of no rows where all of them take the best."""
+        if all(request.params.is_greedy for request in requests):
+            return cls(np.empty((3, 0)), np.empty((4, 0), np.int64), False)
+        params = [request.params for request in requests]
+        shares = [(0.0 if each.is_greedy else each.temperature, each.top_p, each.min_p) for each in params]
+        # Unsigned, for a draw key has 64 bits.
+        counts = np.array(
+            [(r.params.top_k, r.draw_key, r.num_output_tokens, r.sample_index) for r in requests], np.uint64
+        )
+        is_filtered = any(each.top_k or each.top_p < 1 for each in params)
+        return cls(np.array(shares).T, counts.view(np.int64).T, is_filtered)
+
+    def on_device(self, shares: Tensor, counts: Tensor) -> SamplingRows | None:
+        """The same of their tensors; None where all rows take the best."""
+        if not counts.numel():
+            return None
+        temperatures, top_p, min_p = shares.float()
+        top_k, keys, positions, samples = counts
+        return SamplingRows(temperatures, top_p, min_p, top_k, keys, positions, samples, self.is_filtered)

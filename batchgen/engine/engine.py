@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from batchgen.engine.observer import Observer
-from batchgen.engine.outcome import Outcome
-from batchgen.engine.request import Request
+from batchgen.engine.request import Outcome, Request
 from batchgen.engine.scheduler import Scheduler
 from batchgen.engine.step import OutOfMemory, SchedulerOutput
 from batchgen.stats.counters import RunStats

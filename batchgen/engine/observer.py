@@ -10,10 +10,8 @@ from dataclasses import replace
 from batchgen.engine.request import Request, RequestStatus
 from batchgen.engine.scheduler import Scheduler
 from batchgen.engine.step import Admission, SchedulerOutput
-from batchgen.stats.counters import RunStats
+from batchgen.stats.counters import RowTime, RunStats, StepStats
 from batchgen.stats.prompt_tokens import origin_of_prompt
-from batchgen.stats.slowest_rows import RowTime
-from batchgen.stats.step_log import StepStats
 
 
 class Observer:

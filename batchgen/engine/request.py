@@ -1,16 +1,15 @@
-"""Request: one sample of a row being generated. Knows token ids and counts; knows no text and no tensors."""
+"""Request: one sample of a row being generated, and what a step gives it. Knows token ids, no text, no tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from batchgen.engine.outcome import Failed, Outcome, Sampled, TokenLogprobs
 from batchgen.plan.token_store import TokenIds
 from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
@@ -159,3 +158,47 @@ class Request:
         assert self.status < RequestStatus.FINISHED
         self.num_pending_tokens = 0
         self.status, self.finish_reason, self.error = RequestStatus.FINISHED, reason, error
+
+
+class TokenLogprobs(NamedTuple):
+    """One token under the model's own distribution, before temperature, penalties and filters."""
+
+    token_id: int
+    logprob: float
+    rank: int  # from 1
+    top: tuple[tuple[int, float], ...]  # (token id, logprob) of the best, best first
+
+
+class Sampled(NamedTuple):
+    """The next token."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+class Failed(NamedTuple):
+    """The row ends here."""
+
+    error: str
+
+
+Outcome = Sampled | Failed
+
+
+def close_gaps(running: Sequence[Request], waiting_rows: Collection[int]) -> list[Request]:
+    """`running` without those that are over; `waiting_rows` have samples that wait.
+
+    Should the row before a gap come again, its next row is the one behind the gap: what it shares with that is the
+    least over the gap. Samples of one row have the same next row.
+    """
+    staying: list[Request] = []
+    left = {request.row_index for request in running if not request.is_over}.union(waiting_rows)
+    for request in running:
+        if not request.is_over:
+            staying.append(request)
+        elif staying and request.shared_with_next is not None:
+            before = staying[-1]
+            if before.row_index == request.row_index or request.row_index not in left:
+                assert before.shared_with_next is not None
+                before.shared_with_next = min(before.shared_with_next, request.shared_with_next)
+    return staying

@@ -9,18 +9,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from batchgen.engine.batch import Batch, make_batch
-from batchgen.engine.block_tables import BlockTables
+from batchgen.engine.batch import Batch, BlockTables, make_batch
 from batchgen.engine.engine import InFlight, Ready
-from batchgen.engine.logprobs import Measured
-from batchgen.engine.outcome import Outcome
-from batchgen.engine.request import Request
-from batchgen.engine.sampler import Choice, Sampler
+from batchgen.engine.request import Outcome, Request
+from batchgen.engine.sampler import Choice, Measured, Sampler
 from batchgen.engine.step import OutOfMemory, ScheduledChunk, SchedulerOutput
 from batchgen.models.attention import StepAttention
-from batchgen.models.decode_graphs import DecodeGraphs
+from batchgen.models.cuda_graphs import DecodeGraphs
 from batchgen.models.device import is_out_of_memory, release_freed_memory
-from batchgen.models.device_queue import HostCopies
+from batchgen.models.transfer import HostCopies
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from batchgen.engine.close_gaps import close_gaps
-from batchgen.engine.expected_tokens import ExpectedTokens
-from batchgen.engine.outcome import Outcome
+from batchgen.engine.admission import ExpectedTokens, Reservation
 from batchgen.engine.prefix_cache import PrefixCache
-from batchgen.engine.request import Request, RequestStatus
+from batchgen.engine.request import Outcome, Request, RequestStatus, close_gaps
 from batchgen.engine.request_blocks import FoundBlocks, RequestBlocks
-from batchgen.engine.reservation import Reservation
 from batchgen.engine.step import Admission, ScheduledChunk, SchedulerOutput
 from batchgen.errors import CapacityError
 from batchgen.request_output import FinishReason

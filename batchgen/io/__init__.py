@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from batchgen.io.folder import OutputFolder
-from batchgen.io.readers import Input, open_input
-from batchgen.io.rows import Row
-from batchgen.io.schema import output_schema
-from batchgen.io.writers import ResultWriter
+from batchgen.io.input.readers import Input, open_input
+from batchgen.io.input.rows import Row
+from batchgen.io.output.folder import OutputFolder
+from batchgen.io.output.schema import output_schema
+from batchgen.io.output.writers import ResultWriter
 
 __all__ = ["Input", "OutputFolder", "ResultWriter", "Row", "open_input", "output_schema"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from batchgen.errors import InputError, OutputError
-from batchgen.io.folder import OutputFolder
-from batchgen.io.readers import Input, open_input
+from batchgen.io.input.readers import Input, open_input
+from batchgen.io.output.folder import OutputFolder
+from batchgen.io.output.unfinished import export_with_input
 from batchgen.io.remote import Location, state_of
-from batchgen.io.unfinished import export_with_input
-from batchgen.job.load import Job
-from batchgen.job.run_state import RunState, read_earlier
+from batchgen.job.fingerprint import RunState, read_earlier
+from batchgen.spec.load import Job
 
 
 def export_job(job: Job, folder: OutputFolder, to: Path) -> int:

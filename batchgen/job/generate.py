@@ -11,22 +11,19 @@ from typing import Protocol
 import numpy as np
 from transformers import PreTrainedModel
 
-from batchgen.engine.assemble import EngineSettings, assemble_engine
+from batchgen.engine.build import EngineSettings, assemble_engine, measure_steps
 from batchgen.engine.engine import Engine
-from batchgen.engine.largest_steps import measure_steps
 from batchgen.engine.request import Request
 from batchgen.job.interrupt import Interrupt
-from batchgen.job.load import Job
 from batchgen.job.outputs import Outputs
-from batchgen.job.planning import bytes_for_steps, fit_pool, plan_rows
+from batchgen.job.pool import bytes_for_steps, fit_pool, plan_rows
 from batchgen.job.progress import Progress
 from batchgen.job.results import Results
 from batchgen.job.target import Target
-from batchgen.job.tokenise import BadRows, TokenisedRows
 from batchgen.log import event
 from batchgen.models.attention import IMPLEMENTATION, Backend, make_backend
+from batchgen.models.backends import kernels_made_ready
 from batchgen.models.device import available_memory, can_measure_memory, keep_freed_memory
-from batchgen.models.first_use import kernels_made_ready
 from batchgen.models.fuse import fuse
 from batchgen.models.kv_cache import PoolSize
 from batchgen.models.load import load_weights
@@ -34,9 +31,11 @@ from batchgen.models.threads import limit_threads
 from batchgen.plan.groups import prefix_groups
 from batchgen.plan.plan import Plan
 from batchgen.plan.token_store import Positions
+from batchgen.prompts.tokenise import BadRows, TokenisedRows
 from batchgen.sampling_params import SamplingParams
-from batchgen.stats.earlier import CommittedRows
+from batchgen.spec.load import Job
 from batchgen.stats.report import PlannedFigures
+from batchgen.stats.resumed import CommittedRows
 from batchgen.stats.stopwatch import Stopwatch
 from batchgen.stats.tables import GroupPrefix
 

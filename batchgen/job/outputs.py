@@ -6,15 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from batchgen.engine.outcome import TokenLogprobs
-from batchgen.engine.request import Request
-from batchgen.io.rows import Places
-from batchgen.job.row_sampling import RowSampling
-from batchgen.job_spec import OutputSpec
+from batchgen.engine.request import Request, TokenLogprobs
+from batchgen.io.input.rows import Places
 from batchgen.prompts.detokenize import Detokenizer, StopMatcher, TokenTexts
+from batchgen.prompts.row_sampling import RowSampling
 from batchgen.request_output import RequestOutput
 from batchgen.sampling_params import SamplingParams
-from batchgen.stats.earlier import origin_of
+from batchgen.spec.job_spec import OutputSpec
+from batchgen.stats.resumed import origin_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

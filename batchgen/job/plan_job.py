@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from batchgen.engine.expected_tokens import ExpectedTokens
+from batchgen.engine.admission import ExpectedTokens
 from batchgen.errors import CapacityError, OutputError
-from batchgen.io.readers import open_input
+from batchgen.io.input.readers import open_input
 from batchgen.io.remote import locate
-from batchgen.job.job_plan import (
+from batchgen.job.plan_report import (
     SCHEMA_VERSION,
     BadKind,
     BlockSizeFigures,
@@ -22,11 +22,9 @@ from batchgen.job.job_plan import (
     MemoryNeed,
     TimeEstimate,
 )
-from batchgen.job.load import Job
-from batchgen.job.planning import bytes_for_steps, fit_pool, plan_rows
+from batchgen.job.pool import bytes_for_steps, fit_pool, plan_rows
 from batchgen.job.results import max_errors
 from batchgen.job.target import Target, inspect_target
-from batchgen.job.tokenise import TokenisedRows, row_encoder, tokenise
 from batchgen.models.device import available_memory
 from batchgen.models.kv_cache import PoolSize, block_bytes
 from batchgen.models.load import check_weights_fit
@@ -35,7 +33,9 @@ from batchgen.plan.groups import GroupSummary, prefix_groups, summarise_groups
 from batchgen.plan.limits import num_hit_blocks
 from batchgen.plan.plan import Plan
 from batchgen.plan.token_store import TokenStore
+from batchgen.prompts.tokenise import TokenisedRows, row_encoder, tokenise
 from batchgen.request_output import FinishReason, RequestOutput
+from batchgen.spec.load import Job
 from batchgen.stats.artifact import read_report
 from batchgen.stats.report import RowCounts, RunReport
 

@@ -1,7 +1,11 @@
-"""Results: every output on its way to the writer, counted, and the limit on bad rows."""
+"""Results: every output on its way to the writer, counted, and the limit on bad rows.
+
+Work notes the steps and seconds of all sessions in `.state/work.json`, so that they outlive a kill.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -12,17 +16,18 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
-from batchgen.errors import InputError
-from batchgen.io.readers import Input
-from batchgen.io.writers import ResultWriter
-from batchgen.job.work import Work
-from batchgen.job_spec import JobSpec, OutputSpec
+from batchgen.errors import InputError, OutputError
+from batchgen.io.input.readers import Input
+from batchgen.io.output.folder import OutputFolder, written_whole
+from batchgen.io.output.writers import ResultWriter
 from batchgen.log import event
 from batchgen.plan.token_store import Positions
 from batchgen.request_output import FinishReason, RequestOutput
+from batchgen.spec.job_spec import JobSpec, OutputSpec
 from batchgen.stats.counters import RunStats
-from batchgen.stats.earlier import CommittedRows
 from batchgen.stats.report import RowCounts
+from batchgen.stats.resumed import CommittedRows, add_work, work_of
+from batchgen.stats.stopwatch import Stopwatch
 
 log = logging.getLogger("batchgen")
 
@@ -139,3 +144,36 @@ class Results:
         `origin` is what the parts say of the run that wrote them.
         """
         self._writer.finish(source, output.prefix, output.format, on_request, origin=origin)
+
+
+class Work:
+    """Goes on from what earlier sessions noted. Raises OutputError where that cannot be read."""
+
+    def __init__(self, folder: OutputFolder, watch: Stopwatch) -> None:
+        self._path = folder.work_json
+        self._watch = watch
+        self._stats: RunStats | None = None
+        self._earlier: dict[str, float] = {}
+        if not self._path.exists():
+            return
+        try:
+            noted = json.loads(self._path.read_text(encoding="utf-8"))
+            self._earlier = noted["steps"]
+            watch.go_on_from(noted["seconds"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise OutputError(
+                f"{self._path}: cannot be read: {error}; remove it to lose the times and steps of earlier sessions"
+            ) from error
+
+    def go_on(self, stats: RunStats) -> None:
+        """Count the steps of earlier sessions too; `stats` is what is noted from here on."""
+        add_work(stats, self._earlier)
+        self._stats = stats
+
+    def note(self) -> None:
+        """Write down what has been done so far. Raises OutputError if the disk refuses."""
+        if self._stats is None:
+            return
+        with written_whole(self._path) as temporary:
+            noted = {"seconds": self._watch.seconds(), "steps": work_of(self._stats)}
+            temporary.write_text(json.dumps(noted), encoding="utf-8")

@@ -16,24 +16,23 @@ import torch
 import transformers
 
 from batchgen import __version__
-from batchgen.io.folder import OutputFolder, written_whole
-from batchgen.io.readers import open_input
-from batchgen.io.schema import output_schema
-from batchgen.io.writers import ResultWriter
+from batchgen.io.input.readers import open_input
+from batchgen.io.output.folder import OutputFolder, written_whole
+from batchgen.io.output.schema import output_schema
+from batchgen.io.output.writers import ResultWriter
+from batchgen.job.fingerprint import RunState, read_earlier
 from batchgen.job.generate import Generation, prepare_generation
 from batchgen.job.interrupt import Interrupt
-from batchgen.job.load import Job
 from batchgen.job.outputs import columns_on_request
-from batchgen.job.resolve import Setting, dump_yaml, resolved_document
-from batchgen.job.results import Results
-from batchgen.job.resume import Start, decide
-from batchgen.job.run_state import RunState, read_earlier
+from batchgen.job.results import Results, Work
+from batchgen.job.session import Start, decide
+from batchgen.job.settings import Setting, dump_yaml, resolved_document
 from batchgen.job.target import Target, inspect_target
-from batchgen.job.tokenise import row_encoder, tokenise
-from batchgen.job.work import Work
 from batchgen.log import event
 from batchgen.models.load import check_weights_fit
 from batchgen.plan.token_store import TokenStore
+from batchgen.prompts.tokenise import row_encoder, tokenise
+from batchgen.spec.load import Job
 from batchgen.stats.artifact import RunArtifact, read_report
 from batchgen.stats.counters import RunStats
 from batchgen.stats.page import render_page

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from batchgen.errors import SpecError
-from batchgen.job.load import Job
-from batchgen.job.resolve import Setting, resolve_sampling
-from batchgen.job.token_values import TokenValues
+from batchgen.job.settings import Setting, resolve_sampling
 from batchgen.log import event
 from batchgen.models.attention import IMPLEMENTATION, MAX_TRITON_HEAD_SIZE, has_triton, is_triton_interpreted
 from batchgen.models.device import choose_device
 from batchgen.models.load import ModelInfo, build_meta_model, inspect_model
 from batchgen.models.probe import AttentionLayer, probe_attention
 from batchgen.models.rope import fix_longrope
+from batchgen.prompts.token_values import TokenValues
 from batchgen.sampling_params import SamplingParams
+from batchgen.spec.load import Job
 
 # Starting points, not measured: the rows and tokens from which larger matrix products should gain little.
 _MAX_NUM_SEQS = {"cpu": 128, "cuda": 512}

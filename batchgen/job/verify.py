@@ -18,16 +18,16 @@ import numpy as np
 
 from batchgen.engine.request import Request
 from batchgen.errors import OutputError
-from batchgen.io.folder import OutputFolder
-from batchgen.io.readers import open_input
+from batchgen.io.input.readers import open_input
+from batchgen.io.output.folder import OutputFolder
 from batchgen.job.export import refuse_other_input
+from batchgen.job.fingerprint import read_earlier
 from batchgen.job.generate import Generation, prepare_generation
-from batchgen.job.load import Job
-from batchgen.job.run_state import read_earlier
 from batchgen.job.target import inspect_target
-from batchgen.job.tokenise import TokenisedRows, row_encoder, tokenise
-from batchgen.job_spec import InputSpec, JobSpec
 from batchgen.plan.token_store import Positions, TokenStore
+from batchgen.prompts.tokenise import TokenisedRows, row_encoder, tokenise
+from batchgen.spec.job_spec import InputSpec, JobSpec
+from batchgen.spec.load import Job
 from batchgen.stats.artifact import read_artifact
 from batchgen.stats.stopwatch import Stopwatch
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from batchgen.models.attention import attend_step
-from batchgen_kernels.cpu_layers import RMSNorm, split_rotated
+from batchgen_kernels.cpu.layers import RMSNorm, split_rotated
 
 # Layers of: norm, attention with q, k, v and o, rotary halves, norm, SwiGLU; Qwen3 also norms the heads of q and k.
 # Class name -> the window that its attention module passes on.

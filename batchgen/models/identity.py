@@ -10,8 +10,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from batchgen.job_spec import ModelSpec
 from batchgen.models.load import ModelInfo
+from batchgen.spec.job_spec import ModelSpec
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _NO_CONTENT = ("_name_or_path", "transformers_version")

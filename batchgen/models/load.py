@@ -33,11 +33,10 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
 from batchgen.errors import CapacityError, ModelError
-from batchgen.job_spec import ModelSpec
-from batchgen.models.checkpoint import Checkpoint, explained, find_checkpoint
+from batchgen.models.checkpoint import Checkpoint, explained, find_checkpoint, parsed_once, replaced
 from batchgen.models.device import available_memory, has_bfloat16
-from batchgen.models.gguf_file import parsed_once, replaced
 from batchgen.models.support import refuse_unsupported
+from batchgen.spec.job_spec import ModelSpec
 
 # What families call the number of positions they were trained for, the usual name first.
 _LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")

@@ -20,8 +20,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from batchgen.plan.order import Order
-from batchgen.plan.shared_tokens import shared_lengths
-from batchgen.plan.token_store import PackedTokens, Positions, TokenIds
+from batchgen.plan.token_store import PackedTokens, Positions, TokenIds, shared_lengths
 
 GAP = 32
 SHIFT = 8

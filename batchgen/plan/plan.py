@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchgen.plan.limits import hit_ceiling, num_blocks_needed, tail_waste
-from batchgen.plan.order import Order, lexicographic_order, visiting_order
-from batchgen.plan.seen import seen_lengths
+from batchgen.plan.order import Order, lexicographic_order, seen_lengths, visiting_order
 from batchgen.plan.token_store import Lengths, PackedTokens, Positions
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)  # what other block sizes would give is known for these

@@ -1,4 +1,4 @@
-"""Prompts: the second of a row's four forms, and the key that its random draws depend on. Knows no tokenizer."""
+"""Prompts, the second of a row's forms, and the keys that its random draws depend on. Knows no tokenizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from batchgen.io.rows import Row
+    from batchgen.io.input.rows import Row
 
 KEY_BYTES = 16
 
@@ -82,3 +82,8 @@ class RowKeys:
             occurrence = place - int(starts[np.searchsorted(starts, place) - 1])
             index = int(by_key[place])
             yield index, repeated_key(halves[index].tobytes(), occurrence)
+
+
+def draw_key(seed: int, row_key: bytes) -> int:
+    """64 bits: seed and key hashed together."""
+    return int.from_bytes(blake2b(row_key, digest_size=8, key=seed.to_bytes(8, "little")).digest(), "little")

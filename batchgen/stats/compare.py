@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
+from batchgen.stats.format import percent
 from batchgen.stats.report import ENVIRONMENT, SECONDS, RunReport
-from batchgen.stats.words import percent
 
 CHANGE = 0.05  # of the larger figure; two runs of one job differ by less
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from batchgen.stats.counters import ratio
-from batchgen.stats.words import count, percent
+from batchgen.stats.format import count, percent
 
 if TYPE_CHECKING:
     from batchgen.stats.report import RunReport

@@ -13,11 +13,10 @@ from textwrap import fill
 from typing import Any, get_args
 
 from batchgen.request_output import FinishReason, RequestOutput
-from batchgen.stats.counters import RunStats, ratio
+from batchgen.stats.counters import RowTime, RunStats, ratio
 from batchgen.stats.diagnosis import Finding, diagnose, in_words
-from batchgen.stats.slowest_rows import RowTime
+from batchgen.stats.format import percent, rate, unbroken
 from batchgen.stats.stopwatch import Part
-from batchgen.stats.words import percent, rate, unbroken
 
 SCHEMA_VERSION = 1
 

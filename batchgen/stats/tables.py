@@ -12,12 +12,10 @@ from typing import Any, NamedTuple, get_type_hints
 
 import pyarrow as pa
 
-from batchgen.stats.counters import GroupStats, ratio
+from batchgen.stats.counters import GroupStats, RowTime, StepLog, StepStats, ratio
 from batchgen.stats.diagnosis import Finding
 from batchgen.stats.prompt_tokens import PromptTokens
 from batchgen.stats.report import CEILING_BLOCK_SIZES, ENVIRONMENT, SECONDS, RunReport
-from batchgen.stats.slowest_rows import RowTime
-from batchgen.stats.step_log import StepLog, StepStats
 
 _GROUPS_AT_ONCE = 10_000  # there may be millions, and rows as dictionaries are large
 

@@ -10,16 +10,19 @@ from batchgen_kernels.contract import (
     AttentionBackend,
     AttentionOptions,
     AttentionStep,
+    Backend,
     BlockGroup,
+    Chosen,
     LayerCache,
     PreparedForReplay,
     ReplayBackend,
+    SamplingBackend,
+    SamplingRows,
     copy_blocks,
     write_kv,
 )
-from batchgen_kernels.cpu import CpuBackend
+from batchgen_kernels.cpu.backend import CpuBackend
 from batchgen_kernels.reference import ReferenceBackend
-from batchgen_kernels.sampling import Backend, Chosen, SamplingBackend, SamplingRows
 
 __all__ = [
     "AttentionBackend",

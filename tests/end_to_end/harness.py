@@ -20,8 +20,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from batchgen.cli import main
 from batchgen.errors import BatchgenError
-from batchgen.job.load import load_job
 from batchgen.job.run import run_job
+from batchgen.spec.load import load_job
 from tests.tiny_models import byte_tokenizer, save_model, table_model, upper_table
 
 MakeModel = Callable[[], PreTrainedModel]

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchgen.io.jsonl import JsonlInput
+from batchgen.io.input.jsonl import JsonlInput
 from batchgen.job import run as run_room
-from batchgen.job.load import load_job
 from batchgen.job.run import run_job
+from batchgen.spec.load import load_job
 from tests.end_to_end.harness import Result, TinyRunner, cli_run, json_lines, prompts
 from tests.end_to_end.test_output import snapshot
 from tests.end_to_end.test_resume import answers, stopped

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from batchgen.job.load import load_job
 from batchgen.job.run import run_job
-from batchgen.job_spec import ModelSpec
 from batchgen.models.load import ModelInfo, inspect_model, load_weights
+from batchgen.spec.job_spec import ModelSpec
+from batchgen.spec.load import load_job
 from batchgen.stats.report import RunReport
 
 JOBS = Path(__file__).parents[2] / "jobs"

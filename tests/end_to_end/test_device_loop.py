@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from batchgen.engine.assemble import EngineSettings
+from batchgen.engine.build import EngineSettings
 from batchgen.job import generate
 from tests.end_to_end.harness import Result, TinyRunner
 from tests.tiny_models import context_model
@@ -52,7 +52,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def change() -> None:
         monkeypatch.setattr(generate, "_engine_settings", changed)
         monkeypatch.setattr(generate, "can_measure_memory", lambda device: True)
-        monkeypatch.setattr("batchgen.engine.largest_steps.peak_memory", peak_memory)
+        monkeypatch.setattr("batchgen.engine.build.peak_memory", peak_memory)
 
     return change
 

@@ -170,7 +170,7 @@ def test_on_a_gpu_steps_are_measured_before_the_pool_is_sized(
         return 10**18
 
     monkeypatch.setattr("batchgen.job.generate.can_measure_memory", lambda device: True)
-    monkeypatch.setattr("batchgen.engine.largest_steps.peak_memory", peak_memory)
+    monkeypatch.setattr("batchgen.engine.build.peak_memory", peak_memory)
     result = run_tiny(prompts("a"), sampling=sampling)
     assert result.exit_code == 2
     assert "beside it not one KV block does" in result.error

@@ -18,8 +18,8 @@ import pytest
 from click.testing import CliRunner
 
 from batchgen.cli import main
+from batchgen.io.output.writers import ResultWriter
 from batchgen.io.remote import Location, RemotePath, locate
-from batchgen.io.writers import ResultWriter
 from tests.end_to_end.harness import TinyRunner, cli_run, json_lines, prompts
 from tests.object_store import install
 from tests.tiny_models import uniform_model

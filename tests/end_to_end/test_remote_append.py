@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from batchgen.io.output.writers import ResultWriter
 from batchgen.io.remote import RemotePath
-from batchgen.io.writers import ResultWriter
-from batchgen.job.load import load_job
 from batchgen.job.run import run_job
+from batchgen.spec.load import load_job
 from batchgen.stats.artifact import read_report
 from tests.end_to_end.harness import TinyRunner, cli_run, json_lines, prompts
 from tests.end_to_end.test_remote import Killed, killed

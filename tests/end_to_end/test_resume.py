@@ -23,14 +23,14 @@ from click.testing import CliRunner
 from click.testing import Result as CliResult
 
 from batchgen.cli import main
-from batchgen.io.lock import RunLock
-from batchgen.io.writers import ResultWriter
+from batchgen.io.output.lock import RunLock
+from batchgen.io.output.writers import ResultWriter
 from batchgen.job import run as run_room
 from batchgen.job.interrupt import Interrupt, Interrupted
-from batchgen.job.load import load_job
 from batchgen.job.results import Results
 from batchgen.plan.token_store import TokenStore
 from batchgen.request_output import RequestOutput
+from batchgen.spec.load import load_job
 from tests.end_to_end.harness import Result, TinyRunner, cli_run, prompts
 from tests.end_to_end.test_output import snapshot
 from tests.tiny_models import uniform_model

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchgen.job.load import load_job
 from batchgen.job.plan_job import plan_job
+from batchgen.spec.load import load_job
 from tests.end_to_end.harness import GREEDY, TinyRunner
 from tests.end_to_end.test_resume import Stop, stop_after
 from tests.tiny_models import EOS, context_model, script, table_model, uniform_model

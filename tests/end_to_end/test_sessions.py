@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from batchgen.io.writers import ResultWriter
+from batchgen.io.output.writers import ResultWriter
 from batchgen.job import run as run_room
 from batchgen.job.results import Results
 from tests.end_to_end.harness import Result, TinyRunner

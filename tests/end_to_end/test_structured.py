@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchgen.job.load import load_job
 from batchgen.job.plan_job import plan_job
 from batchgen.job.run import run_job
+from batchgen.spec.load import load_job
 from tests.end_to_end.harness import GREEDY, TinyRunner, prompts
 from tests.tiny_models import context_model, uniform_model
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from batchgen.engine.assemble import EngineSettings, make_scheduler
+from batchgen.engine.build import EngineSettings, make_scheduler
 from batchgen.engine.engine import Engine
-from batchgen.engine.outcome import Failed, Outcome, Sampled
-from batchgen.engine.request import PENDING_TOKEN, Request
+from batchgen.engine.request import PENDING_TOKEN, Failed, Outcome, Request, Sampled
 from batchgen.engine.step import SchedulerOutput
 from batchgen.plan.order import lexicographic_order, visiting_order
 from batchgen.plan.token_store import PackedTokens

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from batchgen.engine.batch import Batch, make_batch
-from batchgen.engine.block_tables import BlockTables
+from batchgen.engine.batch import Batch, BlockTables, make_batch
 from batchgen.engine.request import PENDING_TOKEN, Request
 from batchgen.engine.step import BlockCopy, Repeat, ScheduledChunk, SchedulerOutput
 from batchgen.sampling_params import SamplingParams

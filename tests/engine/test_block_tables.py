@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchgen.engine.block_tables import BlockTables
+from batchgen.engine.batch import BlockTables
 
 
 def test_padded_with_0_to_the_longest() -> None:

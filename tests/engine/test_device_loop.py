@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from batchgen.engine.engine import Engine
 from batchgen.engine.runner import ModelRunner
 from batchgen.engine.step import SchedulerOutput
-from batchgen.models.decode_graphs import graph_sizes
-from batchgen.models.device_queue import Recorder
+from batchgen.models.cuda_graphs import graph_sizes
+from batchgen.models.transfer import Recorder
 from batchgen.sampling_params import SamplingParams
 from tests.engine.test_parity import FAMILIES, PROMPTS, expected, make_engine, make_requests, run
 from tests.engine.test_samples import with_samples

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchgen.engine.expected_tokens import ExpectedTokens
+from batchgen.engine.admission import ExpectedTokens
 
 
 def learnt(lengths: list[int]) -> ExpectedTokens:

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.engine.outcome import Outcome, Sampled
-from batchgen.engine.request import PENDING_TOKEN, Request
+from batchgen.engine.request import PENDING_TOKEN, Outcome, Request, Sampled
 from batchgen.engine.step import OutOfMemory, SchedulerOutput
 from batchgen.errors import CapacityError
 from batchgen.request_output import FinishReason

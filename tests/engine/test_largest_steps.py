@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from batchgen.engine.assemble import EngineSettings
-from batchgen.engine.largest_steps import largest_steps, measure_steps
+from batchgen.engine.build import EngineSettings, largest_steps, measure_steps
 from batchgen.engine.step import MAX_PROMPT_LOGITS, OutOfMemory
 from batchgen.errors import CapacityError
 from batchgen.models.attention import IMPLEMENTATION
@@ -26,7 +25,7 @@ def settings(max_num_seqs: int = 4, max_batched_tokens: int = 600) -> EngineSett
 
 
 def measure(monkeypatch: pytest.MonkeyPatch, work: Callable[[torch.device, Callable[[], None]], int]) -> int:
-    monkeypatch.setattr("batchgen.engine.largest_steps.peak_memory", work)
+    monkeypatch.setattr("batchgen.engine.build.peak_memory", work)
     model = context_model()
     model.set_attn_implementation(IMPLEMENTATION)
     return measure_steps(model, probe(model), ReferenceBackend(), [VOCAB_SIZE - 1], settings(), EVERYTHING)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from batchgen.engine.logprobs import measure, raw_logprobs
+from batchgen.engine.sampler import measure, raw_logprobs
 
 PROBS = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.7, 0.1, 0.15, 0.05]])
 NONE = torch.empty(0, dtype=torch.int64)

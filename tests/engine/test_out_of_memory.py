@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.engine.outcome import Outcome
-from batchgen.engine.request import Request
+from batchgen.engine.request import Outcome, Request
 from batchgen.engine.step import OutOfMemory, SchedulerOutput
 from batchgen.errors import CapacityError
 from batchgen.models.device import is_out_of_memory

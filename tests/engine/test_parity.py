@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from batchgen.engine.assemble import EngineSettings, assemble_engine
+from batchgen.engine.build import EngineSettings, assemble_engine
 from batchgen.engine.engine import Engine
 from batchgen.engine.request import Request
 from batchgen.models.attention import IMPLEMENTATION

@@ -6,12 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchgen.engine.admission import ExpectedTokens, Reservation
 from batchgen.engine.block_pool import BlockPool
-from batchgen.engine.expected_tokens import ExpectedTokens
 from batchgen.engine.prefix_cache import PrefixCache
 from batchgen.engine.request import Request
 from batchgen.engine.request_blocks import RequestBlocks
-from batchgen.engine.reservation import Reservation
 from batchgen.sampling_params import SamplingParams
 
 SIZE = 4

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from batchgen.engine.draw_key import draw_key
-from batchgen.engine.outcome import Failed, Outcome, Sampled
-from batchgen.engine.request import Request
+from batchgen.engine.batch import SamplingColumns
+from batchgen.engine.request import Failed, Outcome, Request, Sampled
 from batchgen.engine.sampler import Sampler
-from batchgen.engine.sampling_columns import SamplingColumns
-from batchgen.models.device_queue import to_device
+from batchgen.models.transfer import to_device
+from batchgen.prompts.prompt import draw_key
 from batchgen.sampling_params import SamplingParams
 from batchgen_kernels import CpuBackend
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.engine.outcome import Failed, Outcome, Sampled
-from batchgen.engine.request import Request
+from batchgen.engine.request import Failed, Outcome, Request, Sampled
 from batchgen.request_output import FinishReason
 from batchgen.stats.prompt_tokens import PromptTokens
 from tests.engine.simulated import (

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.engine.outcome import Failed, Sampled
-from batchgen.engine.request import Request, RequestStatus
+from batchgen.engine.request import Failed, Request, RequestStatus, Sampled
 from batchgen.plan.plan import make_plan
 from batchgen.plan.token_store import PackedTokens
 from batchgen.request_output import FinishReason

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from batchgen.engine.outcome import Sampled
-from batchgen.engine.request import Request, RequestStatus
+from batchgen.engine.request import Request, RequestStatus, Sampled
 from batchgen.engine.sampler import Sampler
 from batchgen.prompts.detokenize import Detokenizer, StopMatcher
 from batchgen.prompts.grammar import Grammars

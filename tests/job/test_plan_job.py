@@ -13,9 +13,9 @@ import pytest
 
 from batchgen.errors import InputError
 from batchgen.job import plan_job as plan_job_module
-from batchgen.job.job_plan import BadKind, JobPlan
-from batchgen.job.load import load_job
 from batchgen.job.plan_job import plan_job
+from batchgen.job.plan_report import BadKind, JobPlan
+from batchgen.spec.load import load_job
 from tests.end_to_end.harness import ModelFolders, TinyRunner, prompts
 from tests.tiny_models import NO_SYSTEM, byte_tokenizer
 
@@ -189,7 +189,7 @@ def test_pool_is_sized_by_what_is_left_beside_weights_and_steps(
 ) -> None:
     whole = plan_of_token_ids(tiny).memory
     left = whole.weights + 1000 + 5 * whole.block
-    monkeypatch.setattr("batchgen.job.planning.step_bytes", lambda *_: 1000)
+    monkeypatch.setattr("batchgen.job.pool.step_bytes", lambda *_: 1000)
     monkeypatch.setattr(plan_job_module, "available_memory", lambda device: left)
     memory = plan_of_token_ids(tiny, memory_fraction=1.0).memory
     assert (memory.num_blocks, memory.pool_reason) == (5, "memory")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from batchgen.io.folder import OutputFolder
-from batchgen.io.journal import committed_chunks, read_endings
-from batchgen.io.writers import ResultWriter
-from batchgen.job.results import Results
-from batchgen.job.work import Work
-from batchgen.job_spec import JobSpec
+from batchgen.io.output.folder import OutputFolder
+from batchgen.io.output.journal import committed_chunks, read_endings
+from batchgen.io.output.writers import ResultWriter
+from batchgen.job.results import Results, Work
 from batchgen.request_output import FinishReason, RequestOutput
+from batchgen.spec.job_spec import JobSpec
 from batchgen.stats.stopwatch import Stopwatch
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from batchgen_kernels.cpu_compile import cache_folder
-from batchgen_kernels.cpu_pages import attend_tasks
+from batchgen_kernels.cpu.attention import attend_tasks
+from batchgen_kernels.cpu.compile import cache_folder
 
 
 def test_a_change_of_any_file_is_another_folder(tmp_path: Path) -> None:

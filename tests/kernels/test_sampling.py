@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from batchgen_kernels import CpuBackend, ReferenceBackend, SamplingBackend, SamplingRows
-from batchgen_kernels.cpu_sampling import choose
+from batchgen_kernels.cpu.sampling import choose
 from batchgen_kernels.philox import uniform
 
 LOGITS = torch.tensor([0.30, 0.05, 0.20, 0.02, 0.25, 0.08, 0.06, 0.04]).log()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from batchgen_kernels import SamplingRows, reference_sampling
+from batchgen_kernels import SamplingRows, reference
 from batchgen_kernels.triton.sample import choose
 
 ROWS = 8
@@ -25,7 +25,7 @@ def rows_of(**columns: Any) -> SamplingRows:
 
 
 def check(logits: torch.Tensor, rows: SamplingRows) -> None:
-    chosen, expected = choose(logits, rows), reference_sampling.choose(logits, rows)
+    chosen, expected = choose(logits, rows), reference.choose(logits, rows)
     assert chosen.tokens.tolist() == expected.tokens.tolist()
     torch.testing.assert_close(chosen.best, expected.best, equal_nan=True)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from batchgen_kernels import philox
-from batchgen_kernels.triton.uniform import uniform
+from batchgen_kernels.triton.sample import uniform
 
 
 @pytest.mark.parametrize("count", [1, 128, 300])

@@ -12,9 +12,9 @@ from huggingface_hub.errors import (
 )
 
 from batchgen.errors import ModelError
-from batchgen.job_spec import ModelSpec
 from batchgen.models import checkpoint
 from batchgen.models.checkpoint import Checkpoint, explained, find_checkpoint
+from batchgen.spec.job_spec import ModelSpec
 
 HUB = Checkpoint("acme/model", "acme/model", is_local=False)
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from batchgen.errors import CapacityError, ModelError
-from batchgen.job_spec import ModelSpec
 from batchgen.models import load
 from batchgen.models.load import ModelInfo, build_meta_model, check_weights_fit, inspect_model, load_weights
+from batchgen.spec.job_spec import ModelSpec
 from tests.tiny_models import (
     byte_tokenizer,
     context_model,

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from batchgen.job_spec import ModelSpec
 from batchgen.models import load
 from batchgen.models.load import inspect_model, load_weights
+from batchgen.spec.job_spec import ModelSpec
 from tests.tiny_models import byte_tokenizer, context_model
 
 CPU = torch.device("cpu")

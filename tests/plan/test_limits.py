@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchgen.plan.limits import hit_ceiling, num_hit_blocks, tail_waste
-from batchgen.plan.order import lexicographic_order
+from batchgen.plan.order import lexicographic_order, seen_lengths
 from batchgen.plan.plan import make_plan
-from batchgen.plan.seen import seen_lengths
 from tests.plan.texts import forests, pack
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.engine.assemble import EngineSettings, make_scheduler
-from batchgen.engine.outcome import Sampled
-from batchgen.engine.request import Request
+from batchgen.engine.build import EngineSettings, make_scheduler
+from batchgen.engine.request import Request, Sampled
 from batchgen.plan.plan import Plan, make_plan
 from batchgen.plan.token_store import PackedTokens
 from batchgen.sampling_params import SamplingParams

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.plan.order import lexicographic_order
-from batchgen.plan.seen import seen_lengths
+from batchgen.plan.order import lexicographic_order, seen_lengths
 from tests.plan.texts import common, forests, pack
 
 

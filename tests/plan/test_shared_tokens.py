@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchgen.plan.shared_tokens import next_tokens, shared_lengths
-from batchgen.plan.token_store import PackedTokens
+from batchgen.plan.token_store import PackedTokens, next_tokens, shared_lengths
 from tests.plan.texts import pack
 
 NOTHING_KNOWN = np.zeros(1, np.int32)

@@ -9,9 +9,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from batchgen.errors import ModelError, RowError
-from batchgen.io.rows import Row
-from batchgen.job_spec import InputSpec
+from batchgen.io.input.rows import Row
 from batchgen.prompts.encoder import PromptEncoder
+from batchgen.spec.job_spec import InputSpec
 from tests.tiny_models import (
     BOS,
     CHATML,

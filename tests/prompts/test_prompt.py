@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from batchgen.io.rows import Row
+from batchgen.io.input.rows import Row
 from batchgen.prompts.prompt import RowKeys, repeated_key, row_key
 
 

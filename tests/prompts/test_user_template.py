@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from batchgen.errors import RowError, SpecError
-from batchgen.prompts.user_template import UserTemplate
+from batchgen.prompts.templates import UserTemplate
 
 
 def test_only_named_placeholders_are_replaced() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchgen.prompts.word_ids import WordIds
+from batchgen.prompts.token_values import WordIds
 from tests.tiny_models import EOS, byte_tokenizer, merging_tokenizer, metaspace_tokenizer
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from batchgen.job.load import load_job
+from batchgen.spec.load import load_job
 from scripts import bench, bench_peers
 from scripts.bench import Ratios, Runs, Timing, lines, repeat_rows
 from scripts.bench_peers import PeerRun

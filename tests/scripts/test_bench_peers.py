@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from batchgen.job.load import load_job
 from batchgen.job.target import inspect_target
+from batchgen.spec.load import load_job
 from scripts import bench_peers
 from scripts.bench_peers import Peer, PeerRun, Work, make_work, run_peer, save_plain_model
 from tests.end_to_end.harness import ModelFolders, TinyRunner

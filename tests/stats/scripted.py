@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from batchgen.engine.assemble import EngineSettings, make_scheduler
+from batchgen.engine.build import EngineSettings, make_scheduler
 from batchgen.engine.engine import Engine, Ready
-from batchgen.engine.outcome import Sampled
-from batchgen.engine.request import Request
+from batchgen.engine.request import Request, Sampled
 from batchgen.engine.step import SchedulerOutput
 from batchgen.plan.groups import prefix_groups
 from batchgen.plan.plan import Plan, make_plan

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchgen.errors import OutputError
-from batchgen.io.folder import OutputFolder
+from batchgen.io.output.folder import OutputFolder
 from batchgen.job.run import write_report
 from batchgen.stats.artifact import RunArtifact, read_artifact, read_report
 from batchgen.stats.page import render_page

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from batchgen.stats.counters import RunStats
+from batchgen.stats.counters import RowTime, RunStats, StepStats
 from batchgen.stats.prompt_tokens import PromptTokens
-from batchgen.stats.slowest_rows import RowTime
-from batchgen.stats.step_log import StepStats
 
 
 def step(used: int, empty: int, **changes: Any) -> StepStats:

@@ -13,8 +13,8 @@ from html.parser import HTMLParser
 import pytest
 
 from batchgen.stats.artifact import RunArtifact
+from batchgen.stats.format import unbroken
 from batchgen.stats.page import render_page
-from batchgen.stats.words import unbroken
 from tests.stats.scripted import run_script
 
 VOID = {"wbr", "meta", "br", "path", "use", "rect"}  # these of our elements have no end tag, or close themselves

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from batchgen.engine import observer
-from batchgen.stats.slowest_rows import RowTime, SlowestRows
+from batchgen.stats.counters import RowTime, SlowestRows
 from tests.stats.scripted import run_script
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from batchgen.stats.step_log import StepLog
+from batchgen.stats.counters import StepLog
 from tests.stats.test_counters import step
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from batchgen.stats.page import summary
 from batchgen.stats.report import RunReport
-from batchgen.stats.summary import summary
 from tests.stats.scripted import run_script
 
 SHARED = ["aaaaaaaab", "aaaaaaaac", "aaaaaaaad"]

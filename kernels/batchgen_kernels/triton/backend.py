@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchgen_kernels import reference_sampling
-from batchgen_kernels.contract import AttentionOptions, AttentionStep, LayerCache
-from batchgen_kernels.sampling import Chosen, SamplingRows
+from batchgen_kernels import reference
+from batchgen_kernels.contract import AttentionOptions, AttentionStep, Chosen, LayerCache, SamplingRows
 from batchgen_kernels.triton.attention import Parts, Places, attend_items
 from batchgen_kernels.triton.launch import Launch, LaunchKey, arch_of, constants, launches
 from batchgen_kernels.triton.merge import merge_parts
@@ -169,7 +168,7 @@ class TritonBackend:
 
     def choose(self, logits: Tensor, rows: SamplingRows | None) -> Chosen:
         """See `sampling.SamplingBackend`."""
-        return reference_sampling.choose(logits, None) if rows is None else choose(logits, rows)
+        return reference.choose(logits, None) if rows is None else choose(logits, rows)
 
 
 def _shape(query: Tensor, cache: LayerCache) -> LayerShape:

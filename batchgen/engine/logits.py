@@ -1,0 +1,116 @@
+"""What a row asks for changes its logits: bias, penalties on tokens it has, tokens that are forbidden just now.
+
+In this order, which is vLLM's: bias, then the repetition, frequency and presence penalties, then what is forbidden,
+and last what a constraint such as a grammar does not allow. All but the last is a gather or a scatter of (row, token)
+pairs, so a row pays for its own tokens and never for the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from batchgen.engine.request import Request
+from batchgen.models.transfer import to_device
+from batchgen.sampling_params import SamplingParams
+
+TokenArray = npt.NDArray[np.int64]
+
+
+def is_adjusted(request: Request) -> bool:
+    """Whether the next token of the request is chosen from other logits than the model's."""
+    params = request.params
+    return bool(
+        params.penalises
+        or params.logit_bias
+        or params.bad_words
+        or request.num_output_tokens < params.min_tokens
+        or request.constraint is not None
+    )
+
+
+def adjust(logits: Tensor, requests: Sequence[Request]) -> None:
+    """Change float32 `logits` [rows, vocab], one row a request, in place."""
+    _add_bias(logits, [request.params for request in requests])
+    if any(request.params.penalises for request in requests):
+        _penalise(logits, requests)
+    forbidden = _pairs([_forbidden(request, logits.shape[-1]) for request in requests], logits.device)
+    logits[forbidden] = -torch.inf
+    if any(request.constraint is not None for request in requests):
+        logits.masked_fill_(_disallowed(requests, logits), -torch.inf)
+
+
+class _Pairs(NamedTuple):
+    """Places in logits; torch takes it as an index."""
+
+    rows: Tensor
+    tokens: Tensor
+
+
+def _pairs(token_ids: Sequence[TokenArray], device: torch.device) -> _Pairs:
+    """The place of every token of every row."""
+    rows = np.repeat(np.arange(len(token_ids)), [len(ids) for ids in token_ids])
+    tokens = np.concatenate([np.empty(0, np.int64), *token_ids])
+    return _Pairs(*to_device([rows, tokens], device))
+
+
+def _column(values: Iterable[float], device: torch.device) -> Tensor:
+    """[values] float32."""
+    (column,) = to_device([np.fromiter(values, np.float64)], device)
+    return column.float()
+
+
+def _array(values: Iterable[int]) -> TokenArray:
+    return np.fromiter(values, np.int64)
+
+
+def _add_bias(logits: Tensor, params: Sequence[SamplingParams]) -> None:
+    places = _pairs([_array(token for token, _ in each.logit_bias) for each in params], logits.device)
+    logits[places] += _column((value for each in params for _, value in each.logit_bias), logits.device)
+
+
+def _penalise(logits: Tensor, requests: Sequence[Request]) -> None:
+    """Keskar et al., arXiv 1909.05858 (repetition); OpenAI's API reference (frequency, presence).
+
+    A pair that comes twice is read before it is written and gets one value twice, so nothing need be made unique.
+    """
+    params = [request.params for request in requests]
+    repeated = [_array(_repeated(request)) for request in requests]
+    outputs = [_array(request.output_token_ids if request.params.penalises else ()) for request in requests]
+    places = _pairs(repeated, logits.device)
+    factors, values = _column((each.repetition_penalty for each in params), logits.device)[places.rows], logits[places]
+    logits[places] = torch.where(values > 0, values / factors, values * factors)
+    places = _pairs(outputs, logits.device)
+    logits.index_put_(
+        places, -_column((each.frequency_penalty for each in params), logits.device)[places.rows], accumulate=True
+    )
+    logits[places] = logits[places] - _column((each.presence_penalty for each in params), logits.device)[places.rows]
+
+
+def _repeated(request: Request) -> list[int]:
+    """Tokens that the repetition penalty is about: of prompt and completion."""
+    return request.token_ids(0, request.num_tokens) if request.params.repetition_penalty != 1 else []
+
+
+def _forbidden(request: Request, vocab_size: int) -> TokenArray:
+    """Tokens that must not come next: ends of bad words, and all that ends a completion below min_tokens."""
+    params, output = request.params, request.output_token_ids
+    ids = [word[-1] for word in params.bad_words if len(word) == 1 or tuple(output[1 - len(word) :]) == word[:-1]]
+    if request.num_output_tokens < params.min_tokens:
+        ids += [token for token in request.end_token_ids if token < vocab_size]
+    return _array(ids)
+
+
+def _disallowed(requests: Sequence[Request], logits: Tensor) -> Tensor:
+    """Bool like `logits`; all false in the rows without a constraint."""
+    bits = np.full((len(requests), -(-logits.shape[-1] // 8)), 0xFF, np.uint8)
+    for row, request in enumerate(requests):
+        if request.constraint is not None:
+            bits[row] = request.constraint.allowed()[: bits.shape[1]]
+    is_not = np.unpackbits(~bits, axis=1, count=logits.shape[-1], bitorder="little")
+    return torch.from_numpy(is_not).to(logits.device).view(torch.bool)

@@ -1,0 +1,1 @@
+"""Rows in: files, formats and columns. Knows nothing of prompts, tokens or models."""

@@ -1,0 +1,128 @@
+"""Arrow types for JSON columns, found over all rows. Knows values and types; knows no files.
+
+Per column:  null < bool, int64, float64, string, list<T>, struct<...>;  whatever does not fit one of these is string:
+text stays as it is, other values become their JSON text. Nothing is guessed from the look of a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from batchgen.io.input import strict_json
+
+MAX_KEYS = 100  # an object with more keys over all rows is a map, not a struct; it is kept as JSON text
+MAX_DEPTH = 32  # deeper values are kept as JSON text; Parquet readers stop at about 100 levels
+
+_NAMES = {bool: "bool", int: "int", float: "float", str: "string", list: "list", dict: "struct"}
+_SCALARS = {
+    frozenset({"bool"}): pa.bool_(),
+    frozenset({"int"}): pa.int64(),
+    frozenset({"int", "inexact"}): pa.int64(),
+    frozenset({"float"}): pa.float64(),
+    frozenset({"int", "float"}): pa.float64(),
+}
+
+
+class Shape:
+    """What was seen so far at one place of the rows. Nulls leave no trace."""
+
+    __slots__ = ("_depth", "_fields", "_item", "_kinds")
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._kinds: set[str] = set()  # of _NAMES, or "inexact" int, "huge" int, "text": any value as JSON text
+        self._item: Shape | None = None
+        self._fields: dict[str, Shape] = {}
+
+    def observe(self, value: Any) -> None:
+        if value is None:
+            return
+        name = _NAMES[type(value)]
+        self._kinds.add(name)
+        if name == "int":
+            self._observe_int(value)
+        elif name == "list":
+            self._observe_list(value)
+        elif name == "struct":
+            self._observe_struct(value)
+
+    def arrow_type(self) -> pa.DataType:
+        if not self._kinds:
+            return pa.null()
+        if self._kinds == {"list"}:
+            return pa.list_(self._item.arrow_type() if self._item else pa.null())
+        if self._kinds == {"struct"} and self._fields:  # Parquet has no struct without fields
+            return pa.struct([(name, shape.arrow_type()) for name, shape in self._fields.items()])
+        return _SCALARS.get(frozenset(self._kinds), pa.string())
+
+    def _observe_int(self, value: int) -> None:
+        if not -(2**63) <= value < 2**63:
+            self._kinds.add("huge")
+        elif int(float(value)) != value:
+            self._kinds.add("inexact")
+
+    def _observe_list(self, items: list[Any]) -> None:
+        if self._has_room():
+            self._item = self._item or Shape(self._depth + 1)
+            for item in items:
+                self._item.observe(item)
+
+    def _observe_struct(self, values: dict[str, Any]) -> None:
+        if self._has_room():
+            _observe_fields(self._fields, values, self._depth + 1)
+            if len(self._fields) > MAX_KEYS:
+                self._kinds.add("text")
+                self._fields.clear()
+
+    def _has_room(self) -> bool:
+        if self._depth == MAX_DEPTH:
+            self._kinds.add("text")
+        return "text" not in self._kinds
+
+
+class ColumnTypes:
+    """The types of all columns; columns are in the order in which they first appeared."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, Shape] = {}
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def observe(self, row: Mapping[str, Any]) -> None:
+        _observe_fields(self._columns, row, 0)
+
+    def schema(self) -> pa.Schema:
+        return pa.schema([(name, shape.arrow_type()) for name, shape in self._columns.items()])
+
+
+def to_batch(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    """The rows, which `schema` was found on, as one batch; a key that a row lacks is null."""
+    row_type = pa.struct(list(schema))
+    convert = _converter(row_type)
+    return pa.RecordBatch.from_struct_array(pa.array([convert(row) for row in rows], row_type))
+
+
+def _observe_fields(fields: dict[str, Shape], values: Mapping[str, Any], depth: int) -> None:
+    for name, value in values.items():
+        if (shape := fields.get(name)) is None:
+            shape = fields[name] = Shape(depth)
+        shape.observe(value)
+
+
+def _converter(type: pa.DataType) -> Callable[[Any], Any]:
+    """A function from JSON values to what `pa.array` takes for this type."""
+    if pa.types.is_string(type):
+        return lambda value: value if value is None or isinstance(value, str) else strict_json.to_text(value)
+    if pa.types.is_float64(type):
+        return lambda value: None if value is None else float(value)
+    if pa.types.is_list(type):
+        item = _converter(type.value_type)
+        return lambda value: None if value is None else [item(each) for each in value]
+    if pa.types.is_struct(type):
+        fields = [(field.name, _converter(field.type)) for field in type]
+        return lambda value: None if value is None else {name: field(value.get(name)) for name, field in fields}
+    return lambda value: value

@@ -1,0 +1,208 @@
+"""JSON lines: one object a line, split at b"\\n" only. Knows lines and values; column types are found over all rows.
+
+A line that cannot be used becomes a row with an error and the reading goes on. Only a file that is no JSON lines file
+at all is refused.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from typing import Any, BinaryIO, NamedTuple
+
+import pyarrow as pa
+
+from batchgen.errors import InputError, RowError
+from batchgen.io.input import strict_json
+from batchgen.io.input.columns import PromptColumns
+from batchgen.io.input.files import DataFile
+from batchgen.io.input.json_types import ColumnTypes, to_batch
+from batchgen.io.input.rows import Places, Row
+from batchgen.io.input.streams import inner_name, open_bytes
+from batchgen.io.remote import Location
+
+_BATCH_ROWS = 1024
+_BATCH_BYTES = 8 << 20  # of input lines
+_MAX_LINE_BYTES = 256 << 20  # with its end; a longer one is no prompt, and few compressed bytes can hold it
+_CHUNK_BYTES = 1 << 20
+_MAX_COLUMNS = 10_000  # beyond that keys are data, and no reader of the output could bear them as columns
+_SPACE = b" \t\r\n"
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # valid UTF-8 can hold a surrogate only as an escape
+
+
+class _Record(NamedTuple):
+    kind: str  # "data.jsonl line"
+    number: int  # of the line, from 1
+    values: dict[str, Any]  # what could be read; may lack fields if there is an error
+    problem: str | None
+    size: int  # bytes of the line
+
+    @property
+    def place(self) -> str:
+        return f"{self.kind} {self.number}"
+
+
+class _JsonlRows:
+    """Rows that were read together; see `rows.RowBatch`."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def rows(self, *, without: str | None = None) -> Iterator[Row]:
+        return iter(self._rows)
+
+    def column(self, name: str) -> None:
+        return None
+
+
+class JsonlInput:
+    """Rows of JSON lines files. See `readers.Input` for the contract."""
+
+    def __init__(self, files: tuple[DataFile, ...], columns: PromptColumns, limit: int | None) -> None:
+        for file in files:
+            _refuse_other_json(file.path)
+        self._files = files
+        self._columns = columns
+        self._limit = limit
+        self._schema: pa.Schema | None = None
+        self.places = Places()
+
+    @property
+    def files(self) -> tuple[Location, ...]:
+        return tuple(file.path for file in self._files)
+
+    @property
+    def schema(self) -> pa.Schema:
+        assert self._schema is not None, "the types are known only after all rows were read"
+        return self._schema
+
+    def read_rows(self) -> Iterator[Row]:
+        return (row for batch in self.read_row_batches() for row in batch.rows())
+
+    def read_row_batches(self) -> Iterator[_JsonlRows]:
+        self.places = Places()
+        types = ColumnTypes()
+        index = 0
+        for records in self._held_records():
+            for record in records:
+                types.observe(record.values)
+                if len(types) > _MAX_COLUMNS:
+                    raise InputError(
+                        f"{record.place}: over {_MAX_COLUMNS} different keys so far; put them under one key"
+                    )
+            yield _JsonlRows([self._row(index + n, record) for n, record in enumerate(records)])
+            index += len(records)
+        self._schema = types.schema()
+
+    def read_batches(self) -> Iterator[pa.RecordBatch]:
+        return (to_batch([record.values for record in records], self.schema) for records in self._held_records())
+
+    def _row(self, index: int, record: _Record) -> Row:
+        self.places.add(index, record.kind, record.number)
+        if record.problem is not None:
+            return Row(index, record.place, error=f"{record.place}: {record.problem}")
+        values = {}
+        for name in self._columns.settings:
+            if name not in record.values:
+                continue
+            try:
+                values[name] = self._columns.plain(name, record.values[name])
+            except RowError as error:
+                return Row(index, record.place, error=f"{record.place}: key {strict_json.quote(name)}: {error}")
+        return Row(index, record.place, values)
+
+    def _held_records(self) -> Iterator[list[_Record]]:
+        """All records, as many at a time as are held in memory."""
+        records: list[_Record] = []
+        size = 0
+        for record in islice((record for file in self._files for record in _read_file(file)), self._limit):
+            records.append(record)
+            size += record.size
+            if len(records) == _BATCH_ROWS or size >= _BATCH_BYTES:
+                yield records
+                records, size = [], 0
+        if records:
+            yield records
+
+
+def _read_file(file: DataFile) -> Iterator[_Record]:
+    file.check_unchanged()
+    kind = f"{file.name} line"
+    with open_bytes(file.path) as stream:
+        for number, line in enumerate(_lines(stream), start=1):
+            if line is None:
+                problem = f"the line is longer than {_MAX_LINE_BYTES:,} bytes"
+                yield _Record(kind, number, {}, problem, _MAX_LINE_BYTES)
+                continue
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
+            if line.strip(_SPACE):
+                yield _read_line(kind, number, line)
+    file.check_unchanged()
+
+
+def _lines(stream: BinaryIO) -> Iterator[bytes | None]:
+    """Lines with their ends; None for one that is too long to be held."""
+    while line := stream.readline(_MAX_LINE_BYTES + 1):
+        yield line if len(line) <= _MAX_LINE_BYTES else None
+        while len(line) > _MAX_LINE_BYTES and not line.endswith(b"\n"):
+            line = stream.readline(_MAX_LINE_BYTES + 1)
+
+
+def _read_line(kind: str, number: int, line: bytes) -> _Record:
+    try:
+        values, problem = _parse_line(line)
+    except RowError as error:
+        values, problem = {}, str(error)
+    return _Record(kind, number, values, problem, len(line))
+
+
+def _parse_line(line: bytes) -> tuple[dict[str, Any], str | None]:
+    """Fields of a line and what is wrong with others. Raises RowError if no field can be used."""
+    try:
+        text = line.rstrip(b"\r\n").decode()
+    except UnicodeDecodeError as error:
+        raise RowError(f"not valid UTF-8 at byte {error.start + 1} of the line") from error
+    values = strict_json.parse(text)
+    if not isinstance(values, dict):
+        raise RowError("the line is JSON, but not an object")
+    if not _SURROGATE.search(text):
+        return values, None
+    bad = [name for name, value in values.items() if strict_json.has_lone_surrogate([name, value])]
+    good = {name: value for name, value in values.items() if name not in bad}
+    return good, f"half a surrogate pair in {', '.join(map(strict_json.quote, bad))}" if bad else None
+
+
+def _refuse_other_json(path: Location) -> None:
+    """Raise InputError for a JSON array, and for a `.json` file whose first line is not a whole object."""
+    with open_bytes(path) as stream:
+        lines = iter(partial(stream.readline, _MAX_LINE_BYTES), b"")
+        first = next((line for line in lines if line.strip(_SPACE)), b"").removeprefix(codecs.BOM_UTF8).strip(_SPACE)
+        rest_ends = _last_byte(stream) if first.startswith(b"[") else b""
+    is_one_line = not rest_ends
+    if first.startswith(b"[") and (rest_ends or first[-1:]) == b"]" and (is_one_line or not _is_json(first)):
+        raise InputError(f"{path}: the file is a JSON array, not lines; write one object a line (jq -c '.[]' does it)")
+    if inner_name(path).suffix.lower() == ".json" and first and not (first.startswith(b"{") and _is_json(first)):
+        raise InputError(f"{path}: the file is not JSON lines: its first line is not a whole object")
+
+
+def _last_byte(stream: BinaryIO) -> bytes:
+    """The last byte of the rest that is not space; b"" if there is none. A compressed file has no way to its end."""
+    last = b""
+    for chunk in iter(partial(stream.read, _CHUNK_BYTES), b""):
+        last = chunk.rstrip(_SPACE)[-1:] or last
+    return last
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        strict_json.parse(line.decode("utf-8", "replace"))
+    except RowError:
+        return False
+    return True

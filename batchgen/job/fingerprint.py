@@ -1,0 +1,173 @@
+"""Fingerprint: what decides the answers of a run, kept so that a later session can tell whether it is the same run.
+
+An unfinished run keeps its RunState in `.state/run.json`, a finished one under `run` in `job.yaml`. Knows input files
+by their bytes; knows no rows and no model.
+
+Input has grown when nothing before its old end has changed: files come behind the old ones, or the last old one is
+plain JSON lines and longer. Parquet is rewritten to hold more rows, and the end of a compressed file cannot be told
+from its bytes, so for these a new file is the way.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from batchgen.errors import InputError
+from batchgen.io.input.streams import is_compressed
+from batchgen.io.output.folder import OutputFolder
+from batchgen.io.remote import Location
+
+log = logging.getLogger("batchgen")
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What decides the answers of a run."""
+
+    fingerprint: Mapping[str, str]  # key -> value, in words; all but the seed
+    mtimes: Mapping[str, int]  # of the input files, in nanoseconds: one with the same size and time is not hashed again
+    seed: int
+    clock: str  # ISO 8601: what a chat template sees as now
+
+    @property
+    def now(self) -> datetime:
+        """The frozen clock."""
+        return datetime.fromisoformat(self.clock)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `from_dict`."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        """The content of `.state/run.json`."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    @classmethod
+    def from_dict(cls, values: Any) -> RunState:
+        """Raises ValueError, TypeError or AttributeError if `values` is not what `to_dict` gives."""
+        state = cls(**values)
+        if not isinstance(state.now, datetime) or not state.fingerprint.items():
+            raise ValueError("no fingerprint")
+        return state
+
+    def differences(
+        self, fingerprint: Mapping[str, str], seed: int | None, accepted: Collection[str] = ()
+    ) -> Iterator[str]:
+        """A line for everything but the `accepted` keys that a job with this fingerprint has otherwise.
+
+        Seed None: any is right.
+        """
+        old, new = ({key: kept[key] for key in kept if key not in accepted} for kept in (self.fingerprint, fingerprint))
+        if seed is not None:
+            old["sampling.seed"], new["sampling.seed"] = str(self.seed), str(seed)
+        for key in [*old, *(key for key in new if key not in old)]:
+            if old.get(key) != new.get(key):
+                yield f"{key}: was {old.get(key, 'absent')}, is now {new.get(key, 'absent')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """A run that is in the output folder already."""
+
+    state: RunState
+    is_finished: bool
+
+
+def read_earlier(folder: OutputFolder) -> Earlier | None:
+    """The run in a folder; None where there is none, or, which is logged, where it cannot be told which."""
+    is_finished = folder.success.exists()
+    read, path = (_in_job_yaml, folder.job_yaml) if is_finished else (_in_run_json, folder.run_json)
+    try:
+        return Earlier(RunState.from_dict(read(path)), is_finished)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, YAMLError) as error:
+        log.warning("%s: does not say which run is in the folder (%s), so it cannot be continued", path, error)
+        return None
+
+
+def _in_run_json(path: Location) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _in_job_yaml(path: Location) -> Any:
+    return YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))["run"]
+
+
+_CHUNK_BYTES = 1 << 20
+_IN_WORDS = re.compile(r"(?s)(.*), (\d+) bytes, blake2b (\w+)")
+_KEY = "input file "
+
+
+def input_key(number: int) -> str:
+    """The fingerprint's key of an input file, counted from 0."""
+    return f"{_KEY}{number + 1}"
+
+
+def in_words(path: Location, size: int | None, digest: str) -> str:
+    """What a fingerprint says of an input file."""
+    return f"{path}, {size} bytes, blake2b {digest}"
+
+
+def digest_of_start(path: Location, size: int | None) -> str:
+    """Hash of the first `size` bytes of a file, or of all of it."""
+    digest = blake2b(digest_size=16)
+    left = size if size is not None else sys.maxsize
+    with path.open("rb") as file:
+        while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
+            digest.update(chunk)
+            left -= len(chunk)
+    return digest.hexdigest()
+
+
+def appended_files(old: Mapping[str, str], new: Mapping[str, str], files: Sequence[Location]) -> set[str]:
+    """The keys of two fingerprints that differ only because rows came behind all old ones. Raises InputError."""
+    num_old = sum(key.startswith(_KEY) for key in old)
+    keys = {input_key(number) for number in range(num_old, len(files))}
+    last = input_key(num_old - 1)
+    if num_old <= len(files) and old[last] != new[last] and _has_grown(files[num_old - 1], old[last]):
+        keys.add(last)
+    return keys
+
+
+def _has_grown(path: Location, old: str) -> bool:
+    """Whether a local file still begins with all its old lines, each ended as it was."""
+    known = _IN_WORDS.fullmatch(old)
+    if known is None or known[1] != str(path) or not isinstance(path, Path):
+        return False
+    with reading(path):
+        if is_compressed(path) or path.stat().st_size <= int(known[2]):
+            return False
+        return digest_of_start(path, int(known[2])) == known[3] and _is_between_lines(path, int(known[2]))
+
+
+def _is_between_lines(path: Path, at: int) -> bool:
+    """Whether no line goes on from before this byte to behind it. A Parquet file begins with no line."""
+    with path.open("rb") as file:
+        if file.read(4) == b"PAR1":
+            return False
+        file.seek(max(at - 1, 0))
+        before, behind = file.read(1), file.read(1)
+    return at == 0 or before == b"\n" or behind == b"\n"
+
+
+@contextmanager
+def reading(path: Location) -> Iterator[None]:
+    """A block that reads an input file. Raises InputError naming it."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error

@@ -1,0 +1,142 @@
+"""Resume: whether a job starts, continues or is done already, and the fingerprint by which that is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum, auto
+from typing import Any
+
+import torch
+import transformers
+
+from batchgen import __version__
+from batchgen.errors import OutputError
+from batchgen.io.output.finished import forget_failed, import_results
+from batchgen.io.output.folder import OutputFolder
+from batchgen.io.remote import Location, state_of
+from batchgen.job.fingerprint import Earlier, RunState, appended_files, digest_of_start, in_words, input_key, reading
+from batchgen.job.settings import plain
+from batchgen.job.target import Target
+from batchgen.models.identity import model_identity
+from batchgen.spec.job_spec import OutputSpec
+from batchgen.spec.load import Job
+from batchgen.stats.artifact import read_report
+
+
+class Start(Enum):
+    """What a run into a folder is."""
+
+    FRESH = auto()
+    RESUMED = auto()
+    REOPENED = auto()  # it was finished; rows have come, or failed ones run again
+    COMPLETE = auto()  # nothing is left to do
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """This session of a run."""
+
+    start: Start
+    state: RunState
+    only_failed: bool = False
+
+    def claimed(self, folder: OutputFolder) -> AbstractContextManager[None]:
+        """The folder for this session, with what it needs of the earlier ones."""
+        return folder.claimed(resume=self.start is Start.RESUMED, reopen=self.start is Start.REOPENED)
+
+    def recall(self, folder: OutputFolder, output: OutputSpec) -> None:
+        """Make the journal hold the rows that this session need not run. Raises OutputError."""
+        if self.start is Start.REOPENED:
+            import_results(folder, output.prefix, output.format, without_failed=self.only_failed)
+        elif self.start is Start.RESUMED and self.only_failed:
+            forget_failed(folder)
+
+
+def decide(
+    job: Job,
+    target: Target,
+    files: Sequence[Location],
+    folder: OutputFolder,
+    earlier: Earlier | None,
+    now: datetime,
+    *,
+    only_failed: bool = False,
+) -> Session:
+    """How this session starts, given the run that is in the folder already.
+
+    Raises OutputError naming every difference where that is the run of another job and must not be overwritten.
+    """
+    if earlier is None:
+        if only_failed:
+            raise OutputError(f"{folder.path}: holds no run whose failed rows could run again; run it without --only")
+        fingerprint, mtimes = _fingerprint(job, target, files, None)
+        return Session(Start.FRESH, RunState(fingerprint, mtimes, target.params.seed, now.isoformat()))
+    old = earlier.state
+    fingerprint, mtimes = _fingerprint(job, target, files, old)
+    appended = appended_files(old.fingerprint, fingerprint, files)
+    differences = list(old.differences(fingerprint, job.spec.sampling.seed, appended))
+    continued = RunState(fingerprint, mtimes, old.seed, old.clock)
+    if not differences and not earlier.is_finished:
+        return Session(Start.RESUMED, continued, only_failed)
+    if not differences and only_failed and read_report(folder.path).num_failed:
+        return Session(Start.REOPENED, continued, only_failed)
+    if folder.overwrite and not only_failed:
+        return Session(Start.FRESH, RunState(fingerprint, mtimes, target.params.seed, now.isoformat()))
+    if not differences:
+        return Session(Start.REOPENED, continued) if appended else Session(Start.COMPLETE, old)
+    kind = "a finished run" if earlier.is_finished else "an unfinished run"
+    raise OutputError(
+        "\n  ".join([f"{folder.path}: holds {kind} of another job already; what differs:", *differences])
+        + "\nrun it with the old values, set output.overwrite: true to replace it, or choose another output.path"
+    )
+
+
+def _fingerprint(
+    job: Job, target: Target, files: Sequence[Location], old: RunState | None
+) -> tuple[dict[str, str], dict[str, int]]:
+    """Everything but the seed that changes answers, and the times of the input files. Raises InputError."""
+    spec = job.spec
+    mtimes: dict[str, int] = {}
+    contents: dict[str, str] = {}
+    for number, path in enumerate(files):
+        key = input_key(number)
+        contents[key], mtime = _content(path, key, old)
+        if mtime is not None:
+            mtimes[str(path)] = mtime
+    sampling = {name: getattr(target.params, name) for name in type(spec.sampling).model_fields if name != "seed"}
+    return {
+        **contents,
+        **model_identity(target.info, spec.model),
+        **{f"input.{name}": _text(value) for name, value in spec.input if name != "path"},
+        **{f"sampling.{name}": _text(value) for name, value in sampling.items()},
+        "output.format": spec.output.format,
+        "output.prefix": _text(spec.output.prefix),
+        "output.token_ids": _text(spec.output.token_ids),
+        "engine.max_model_len": _text(target.max_model_len),
+        "version of batchgen": __version__,
+        "version of torch": str(torch.__version__),
+        "version of transformers": transformers.__version__,
+    }, mtimes
+
+
+def _content(path: Location, key: str, old: RunState | None) -> tuple[str, int | None]:
+    """An input file in words, and its time. One that has the size and time of the earlier session is not read.
+
+    In a store, what that says of the object, such as its ETag, stands for the content where there is such a thing.
+    """
+    with reading(path):
+        size, stamp = state_of(path)
+        if isinstance(stamp, str):
+            return f"{path}, {size} bytes, {stamp}", None
+        known = old.fingerprint.get(key, "") if old and stamp and old.mtimes.get(str(path)) == stamp else ""
+        if known.startswith(in_words(path, size, "")):
+            return known, stamp
+        return in_words(path, size, digest_of_start(path, size)), stamp
+
+
+def _text(value: Any) -> str:
+    return json.dumps(plain(value), ensure_ascii=False)

@@ -1,0 +1,109 @@
+"""DecodeGraphs: the forward of decode steps, recorded once a size and replayed.
+
+A decode step of a small model is a few hundred launches that take the host longer than the device. Replaying them as
+one graph needs every tensor in its place: a step is written into static ones, padded up to a recorded size with tokens
+of no row, and its logits come out of a static one. Knows the model's forward; knows no requests and no sampling.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from batchgen.models.attention import AttentionStep, PreparedForReplay, ReplayBackend, StepAttention
+from batchgen.models.transfer import Recorder
+
+log = logging.getLogger("batchgen")
+
+
+def graph_sizes(max_rows: int) -> list[int]:
+    """Rows for which a forward is recorded, up to `max_rows` itself.
+
+    Up to some hundred rows a step's time is reading the weights, so that a few padding rows cost nothing; every size
+    costs a recording (about a forward launched by hand) and its node list. So the steps widen.
+    """
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, max_rows, 16)]
+    return [size for size in sizes if size < max_rows] + [max_rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    prepared: PreparedForReplay
+    replay: Callable[[], object]
+
+
+class DecodeGraphs:
+    """Steps of one query a row, up to `max_rows` of them, each with up to `max_blocks` blocks."""
+
+    def __init__(self, model: PreTrainedModel, attention: StepAttention, max_rows: int, max_blocks: int) -> None:
+        assert isinstance(attention.backend, ReplayBackend), f"{attention.backend} cannot be replayed"
+        self._model, self._attention, self._backend = model, attention, attention.backend
+        self._sizes = graph_sizes(max_rows)
+        self._input_ids, self._positions = torch.zeros(2, 1, max_rows, dtype=torch.int64, device=model.device)
+        self._slots = torch.full((max_rows,), -1, dtype=torch.int64, device=model.device)
+        self._tables = torch.zeros(max_rows, max_blocks, dtype=torch.int64, device=model.device)
+        self._logits: Tensor | None = None  # [max_rows, vocab] float32, as soon as the vocabulary is known
+        self._recorder = Recorder(model.device)
+        self._recorded: dict[int, _Recorded] = {}
+        self.can_record = True
+        self.seconds = 0.0  # spent recording
+
+    def run(self, input_ids: Tensor, position_ids: Tensor, step: AttentionStep) -> Tensor:
+        """The next tokens' logits [rows, vocab] float32, overwritten by the next call; ids and positions [rows].
+
+        Recorded where its size comes for the first time, after it ran: sizes that a job never has cost nothing.
+        """
+        size = self._sizes[bisect_left(self._sizes, step.num_rows)]
+        padded = self._write(input_ids, position_ids, step, size)
+        if size in self._recorded:
+            recorded = self._recorded[size]
+            recorded.prepared.update(padded)
+            self._attention.begin_prepared(recorded.prepared)
+            recorded.replay()
+        else:
+            self._run_first(padded, size)
+        assert self._logits is not None
+        return self._logits[: step.num_rows]
+
+    def _write(self, input_ids: Tensor, position_ids: Tensor, step: AttentionStep, size: int) -> AttentionStep:
+        """The step in the static tensors. What an earlier step left behind its rows is harmless but for the slots."""
+        rows, num_blocks = step.block_tables.shape
+        self._input_ids[0, :rows] = input_ids
+        self._positions[0, :rows] = position_ids
+        self._slots[:rows] = step.slot_mapping
+        self._slots[rows:size] = -1
+        self._tables[:rows, :num_blocks] = step.block_tables
+        return replace(step, slot_mapping=self._slots[:size], block_tables=self._tables[:size])
+
+    def _run_first(self, step: AttentionStep, size: int) -> None:
+        prepared = self._backend.prepare_for_replay(step)
+        self._attention.begin_prepared(prepared)
+
+        def forward() -> None:
+            output = self._model(
+                input_ids=self._input_ids[:, :size], position_ids=self._positions[:, :size], use_cache=False
+            )
+            if self._logits is None:
+                shape = (self._sizes[-1], output.logits.shape[-1])
+                self._logits = torch.empty(shape, dtype=torch.float32, device=output.logits.device)
+            self._logits[:size] = output.logits[0]
+
+        forward()
+        start = time.perf_counter()
+        try:
+            self._recorded[size] = _Recorded(prepared, self._recorder.record(forward))
+        except RuntimeError as error:
+            self.can_record = False
+            log.warning(
+                "decode steps run without CUDA graphs, slower by the time of their launches: the model's forward "
+                "cannot be captured (%s)",
+                str(error).splitlines()[0],
+            )
+        self.seconds += time.perf_counter() - start

@@ -1,0 +1,211 @@
+"""Pass 1: rows to token ids in a store, bad rows to their errors. A few dozen bytes a row stay in memory.
+
+`run` and `plan` both begin with it, so that a plan speaks of the very prompts that would run.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from bisect import bisect_left
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from batchgen.errors import InputError
+from batchgen.io.input.columns import missing_column, prompt_columns
+from batchgen.io.input.readers import Input
+from batchgen.io.input.rows import Places, Row, RowBatch
+from batchgen.job.progress import rows_bar
+from batchgen.plan.token_store import TokenStore
+from batchgen.prompts.encoder import RowEncoder
+from batchgen.prompts.prompt import Prompts, RowKeys, draw_key, row_key
+from batchgen.prompts.row_sampling import RowSampling
+from batchgen.prompts.workers import RowsAndPrompts, encode_in_order
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from batchgen.job.target import Target
+    from batchgen.spec.job_spec import InputSpec
+
+_LABEL_CHARS = 64
+
+log = logging.getLogger("batchgen")
+
+
+class BadRows(Protocol):
+    """Where bad rows go."""
+
+    def fail(self, row_index: int, error: str, prompt_tokens: int | None = None) -> None:
+        """A row that cannot run, and its tokens where it has been tokenised."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenisedRows:
+    """The good rows of a job; the n-th entry of every array belongs to the n-th prompt of the store."""
+
+    store: TokenStore
+    row_indices: array[int]
+    max_tokens: npt.NDArray[np.int32]  # the most tokens that each prompt may get
+    sampling: RowSampling
+    draw_keys: array[int] | None  # None: rows have no ids, and a key follows from the row's index
+    places: Places  # of all rows of the input
+    labels: array[int] | None  # the same number where system messages end alike; None: rows have no system message
+
+    def __len__(self) -> int:
+        return len(self.row_indices)
+
+    def draw_key(self, position: int) -> int:
+        """What the random draws of a row depend on."""
+        if self.draw_keys is not None:
+            return self.draw_keys[position]
+        return draw_key(self.sampling.seed(position), row_key(self.row_indices[position], None))
+
+
+def row_encoder(target: Target, spec: InputSpec, clock: datetime) -> RowEncoder:
+    """The encoder of a job. Raises ModelError or SpecError: no chat template, or a broken `input.template`."""
+    info = target.info
+    return RowEncoder(info.tokenizer, spec, vocab_size=info.vocab_size, max_model_len=target.max_model_len, clock=clock)
+
+
+def tokenise(
+    source: Input, encoder: RowEncoder, target: Target, bad_rows: BadRows, store: TokenStore, *, quiet: bool
+) -> TokenisedRows:
+    """Read the whole input once; bad rows go to `bad_rows`, the prompts of the others to `store`.
+
+    Raises InputError when there are rows and a template refuses every one.
+    """
+    sampling = RowSampling(target.params, target.token_values, encoder.spec.sampling)
+    collected, refused = _Collector(store, encoder.spec, sampling), _Refused()
+    with rows_bar("tokenise", quiet=quiet) as bar, closing(_encode(source, encoder)) as batches:
+        for rows, prompts in batches:
+            prompts = collected.add(rows, prompts)
+            refused.add(prompts)
+            for bad in prompts.bad:
+                bad_rows.fail(bad.index, bad.error, bad.num_tokens)
+            bar.update(len(prompts.lengths))
+    refused.check(collected.num_rows)
+    _check_columns(source, encoder.spec)
+    return collected.finish(target, source.places)
+
+
+def _check_columns(source: Input, spec: InputSpec) -> None:
+    """Every named column must be in some row; of JSON lines the columns are known only when all have been read.
+
+    Raises InputError for a column that prompts are made of; `id` and `system` are optional, and only warned of.
+    """
+    present = source.schema.names
+    for column, setting in prompt_columns(spec).settings.items():
+        if present and column not in present and setting != "template":
+            error = missing_column(source.files[0], setting, column, present)
+            if setting not in ("id", "system"):
+                raise error
+            log.warning("%s", error)
+
+
+class _Collector:
+    """The good rows so far."""
+
+    def __init__(self, store: TokenStore, spec: InputSpec, sampling: RowSampling) -> None:
+        self.num_rows = 0  # with bad ones
+        self._store = store
+        self._spec = spec
+        self._sampling = sampling
+        self._keys = None if spec.id is None else RowKeys(spec.id)
+        self._row_indices = array("q")
+        self._draw_keys = array("Q")
+        self._labels = array("I")
+        self._has_labels = spec.system is not None or spec.messages is not None
+
+    def add(self, rows: Sequence[Row], prompts: Prompts) -> Prompts:
+        """The next rows; their prompts again, those rows bad whose own sampling values cannot be used.
+
+        `rows` may be empty where they have neither ids nor system messages nor sampling values.
+        """
+        prompts = self._sampling.add(rows, prompts)
+        good = np.flatnonzero(prompts.lengths)
+        first = len(self._row_indices)
+        self._store.extend(prompts.token_ids, prompts.lengths[good])
+        self._row_indices.frombytes((good + self.num_rows).tobytes())
+        if self._keys is not None:
+            keys = [self._keys.add(row) for row in rows]  # of bad rows too: they count as an occurrence of their id
+            seeds = map(self._sampling.seed, range(first, len(self._row_indices)))
+            self._draw_keys.extend(draw_key(seed, keys[n]) for n, seed in zip(good.tolist(), seeds, strict=True))
+        if self._has_labels:
+            self._labels.extend(_label(rows[n], self._spec) for n in good.tolist())
+        self.num_rows += len(prompts.lengths)
+        return prompts
+
+    def finish(self, target: Target, places: Places) -> TokenisedRows:
+        """No more rows."""
+        self._store.seal()
+        if self._keys is not None:
+            self._correct_repeated(self._keys)
+        lengths = np.diff(self._store.offsets).astype(np.int32)
+        return TokenisedRows(
+            self._store,
+            row_indices=self._row_indices,
+            max_tokens=self._sampling.max_tokens(target.max_model_len - lengths),
+            sampling=self._sampling,
+            draw_keys=None if self._keys is None else self._draw_keys,
+            places=places,
+            labels=self._labels if self._has_labels else None,
+        )
+
+    def _correct_repeated(self, keys: RowKeys) -> None:
+        for row_index, key in keys.repeated():
+            position = bisect_left(self._row_indices, row_index)
+            if position < len(self._row_indices) and self._row_indices[position] == row_index:  # else a bad row
+                self._draw_keys[position] = draw_key(self._sampling.seed(position), key)
+
+
+def _label(row: Row, spec: InputSpec) -> int:
+    """Made of the end of the system message: what varies from row to row often stands in front, such as a date."""
+    match row.values.get(spec.system or spec.messages or ""):
+        case str(text) | [{"role": "system", "content": str(text)}, *_]:
+            return crc32(text[-_LABEL_CHARS:].encode("utf-8", "surrogatepass"))
+    return 0
+
+
+class _Refused:
+    """Counts the rows that a template refuses: where those are all rows, it is not the rows that are wrong."""
+
+    def __init__(self) -> None:
+        self._num_refused = 0
+        self._first = ""
+
+    def add(self, prompts: Prompts) -> None:
+        errors = [bad.error for bad in prompts.bad if bad.by_template]
+        self._num_refused += len(errors)
+        self._first = self._first or next(iter(errors), "")
+
+    def check(self, num_rows: int) -> None:
+        if num_rows and self._num_refused == num_rows:
+            raise InputError(f"no row can be made a prompt ({num_rows} tried); the first: {self._first}")
+
+
+def _encode(source: Input, encoder: RowEncoder) -> Generator[RowsAndPrompts]:
+    batches = source.read_row_batches()
+    if encoder.spec.token_ids is None:
+        yield from encode_in_order((list(batch.rows()) for batch in batches), encoder)
+    else:
+        yield from (_token_ids(batch, encoder) for batch in batches)
+
+
+def _token_ids(batch: RowBatch, encoder: RowEncoder) -> RowsAndPrompts:
+    """Rows that came as token ids: all at once where Arrow holds them and they are good, else one by one."""
+    prompts = encoder.encode_token_ids(batch)
+    if prompts is not None:
+        # What is left of the rows is their ids and sampling values.
+        has_more = encoder.spec.id is not None or encoder.spec.sampling is not None
+        rows = list(batch.rows(without=encoder.spec.token_ids)) if has_more else []
+        if not any(row.error for row in rows):
+            return rows, prompts
+    rows = list(batch.rows())
+    return rows, encoder.encode(rows)

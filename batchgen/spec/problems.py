@@ -1,0 +1,144 @@
+"""What a job file has against the schema, in plain words: pydantic's errors, translated. Knows no file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from ruamel.yaml.nodes import MappingNode
+
+from batchgen.spec.job_spec import LIST_BRANCH, TEXT_BRANCH, JobSpec
+from batchgen.spec.yaml_tree import Key, Problem, dotted, find, written
+
+# pydantic's error type -> what was expected; braces are filled from the error's own context.
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "keys with values",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "int_type": "a whole number",
+    "is_instance_of": "a list",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "{expected}",
+    "model_type": "a section of keys",
+    "string_too_short": "some text",
+    "string_type": "text",
+    "string_unicode": "text that can be written as UTF-8",
+    "too_short": "at least one entry",
+}
+
+# What other tools call it -> what it is called here. Suggested only where the section has the key.
+FOREIGN_NAMES = {
+    "attn_implementation": "attention",
+    "attention_backend": "attention",
+    "batch_size": "max_num_seqs",
+    "column": "prompt",
+    "context_length": "max_model_len",
+    "data": "path",
+    "dir": "path",
+    "directory": "path",
+    "enable_prefix_caching": "prefix_cache",
+    "eos_token_id": "stop_token_ids",
+    "file": "path",
+    "files": "path",
+    "folder": "path",
+    "gpu_memory_utilization": "memory_fraction",
+    "id_column": "id",
+    "max_batch_size": "max_num_seqs",
+    "logits_bias": "logit_bias",
+    "max_completion_tokens": "max_tokens",
+    "max_gen_toks": "max_tokens",
+    "max_length": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_num_batched_tokens": "max_batched_tokens",
+    "max_output_tokens": "max_tokens",
+    "max_rows": "limit",
+    "max_seq_len": "max_model_len",
+    "max_seq_length": "max_model_len",
+    "min_length": "min_tokens",
+    "min_new_tokens": "min_tokens",
+    "model": "path",
+    "model_name_or_path": "path",
+    "name": "path",
+    "num_gpu_blocks_override": "num_blocks",
+    "num_predict": "max_tokens",
+    "page_size": "block_size",
+    "pretrained": "path",
+    "prompt_column": "prompt",
+    "random_seed": "seed",
+    "rep_penalty": "repetition_penalty",
+    "repeat_penalty": "repetition_penalty",
+    "repo_id": "path",
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "system_prompt": "system",
+    "temp": "temperature",
+    "top_logprobs": "logprobs",
+    "torch_dtype": "dtype",
+}
+
+
+def schema_problems(error: ValidationError, root: MappingNode) -> list[Problem]:
+    return [_problem(item, root) for item in error.errors(include_url=False)]
+
+
+def values_problem(error: ValidationError, section: str) -> str:
+    """The first thing that values of a section, given elsewhere than in a job file, have against the schema."""
+    item = error.errors(include_url=False)[0]
+    key: Key = tuple(part for part in item["loc"] if part not in (TEXT_BRANCH, LIST_BRANCH))
+    if item["type"] == "extra_forbidden":
+        return f"{dotted(key)}: unknown key; {_advice((section, *key))}"
+    if item["type"] == "value_error":
+        return f"{dotted(key)}: {item['ctx']['error']}"
+    got = repr(item["input"])
+    return f"{dotted(key)}: {_expectation(item)}, got {got if len(got) <= 60 else got[:60] + '…'}"
+
+
+def section_keys(*sections: str) -> list[str]:
+    """The keys of a section, or of one in it; of the whole file without a name; none for a name that is no section."""
+    model: type[BaseModel] = JobSpec
+    for name in sections:
+        kind = model.model_fields[name].annotation if name in model.model_fields else None
+        models = [each for each in (kind, *get_args(kind)) if isinstance(each, type) and issubclass(each, BaseModel)]
+        if not models:
+            return []
+        model = models[0]
+    return list(model.model_fields)
+
+
+def _problem(item: Mapping[str, Any], root: MappingNode) -> Problem:
+    # A union's branch is a part of pydantic's location and not of the key.
+    key: Key = tuple(part for part in item["loc"] if part not in (TEXT_BRANCH, LIST_BRANCH))
+    found = find(root, key)
+    if item["type"] == "missing":
+        return Problem(found.place, key, "missing, and it has no default; add it")
+    if item["type"] == "extra_forbidden":
+        return Problem(found.place, key, f"unknown key; {_advice(key)}")
+    got = "" if found.node is None else f", got {written(found.node)}"
+    if item["type"] == "value_error":  # our own words, from spec.py; those about a whole section say what they found
+        return Problem(found.place, key, f"{item['ctx']['error']}{'' if isinstance(found.node, MappingNode) else got}")
+    return Problem(found.place, key, f"{_expectation(item)}{got}")
+
+
+def _expectation(item: Mapping[str, Any]) -> str:
+    limits = {name: f"{value:g}" if isinstance(value, float) else value for name, value in item.get("ctx", {}).items()}
+    return f"expected {_EXPECTED[item['type']].format_map(limits)}"
+
+
+def _advice(key: Key) -> str:
+    *sections, name = (str(part) for part in key)
+    known = section_keys(*sections)
+    near = FOREIGN_NAMES.get(name)
+    if near not in known:
+        near = next(iter(get_close_matches(name, known, n=1)), None)
+    if near:
+        return f"did you mean {near}?"
+    elsewhere = [section for section in section_keys() if name in section_keys(section)]
+    if elsewhere:
+        return f"did you mean {' or '.join(f'{section}.{name}' for section in elsewhere)}?"
+    return f"known here: {', '.join(known)}"

@@ -1,0 +1,1 @@
+"""The CPU backend: kernels that numba compiles at their first use."""

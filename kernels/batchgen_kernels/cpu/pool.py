@@ -1,0 +1,115 @@
+"""Rows of the KV pool: written where a step's tokens go, and read for a tile of queries, `KEYS` at a time.
+
+What a tile multiplies is in words (`vector.py`): keys turned, so that a vector holds one word of many keys; values as
+they are, two neighbouring ones in a word where they have 16 bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import prange
+
+from batchgen_kernels.cpu.compile import compiled
+from batchgen_kernels.cpu.llvm import LANES
+from batchgen_kernels.cpu.vector import address, interleave, prefetch, transpose, widen
+
+LINE_BYTES = 64  # of a cache line
+KEYS = 64  # that meet a tile at once
+
+# The columns of a task: queries [QUERY, QUERY + NUM_QUERIES) of the step against the tokens [START, STOP) of the block
+# table of row TABLE; query i sees those before LIMIT + i. It goes on from the state if CONTINUES, else begins; it
+# writes the output if ENDS, else the state.
+QUERY, NUM_QUERIES, TABLE, START, STOP, LIMIT, CONTINUES, ENDS = range(8)
+
+
+@compiled(parallel=True)
+def write_rows(new: Any, pool: Any, slots: Any) -> None:
+    """pool [blocks, heads, block_size, size] at slots [T] = new [T, heads, size]."""
+    block_size = pool.shape[2]
+    for token in prange(len(slots)):
+        block, offset = slots[token] // block_size, slots[token] % block_size
+        for head in range(pool.shape[1]):
+            for column in range(pool.shape[3]):
+                pool[block, head, offset, column] = new[token, head, column]
+
+
+@compiled()
+def find_rows(table: Any, head: Any, num_heads: Any, block_size: Any, start: Any, num_keys: Any, rows: Any) -> None:
+    """Where the keys from `start` on lie, in rows of the pool; past the last one, that one again."""
+    place, offset = start // block_size, start % block_size
+    for key in range(num_keys):
+        rows[key] = (table[place] * num_heads + head) * block_size + offset
+        offset += 1
+        if offset == block_size:
+            place, offset = place + 1, 0
+    rows[num_keys:] = rows[num_keys - 1]
+
+
+@compiled()
+def ask_for_next(
+    keys: Any, values: Any, tables: Any, tasks: Any, index: Any, head: Any, start: Any, stop: Any, rows: Any
+) -> None:
+    """Have the keys and values fetched that come next, of this head, the next one or the next task."""
+    if start >= stop:
+        head, start = head + 1, tasks[index, START]
+    if head == keys.shape[1]:
+        index, head = index + 1, 0
+        if index == len(tasks):
+            return
+        start, stop = tasks[index, START], tasks[index, STOP]
+    num_keys = min(stop - start, KEYS)
+    find_rows(tables[tasks[index, TABLE]], head, keys.shape[1], keys.shape[2], start, num_keys, rows)
+    row_bytes = keys.shape[3] * keys.itemsize
+    for key in range(num_keys):
+        for line in range(rows[key] * row_bytes, (rows[key] + 1) * row_bytes, LINE_BYTES):
+            prefetch(address(keys) + line)
+            prefetch(address(values) + line)
+
+
+@compiled()
+def turn_keys(keys: Any, rows: Any, num_keys: Any, turned: Any) -> None:
+    """turned [words, KEYS]: the keys' words, one key a column."""
+    num_words = keys.shape[3] * keys.itemsize // 4
+    for key in range(0, num_keys, LANES):
+        for first in range(0, num_words, LANES):
+            word = min(first, num_words - LANES)
+            transpose(
+                address(keys) + word * 4,
+                address(rows) + key * 8,
+                num_words * 4,
+                address(turned) + (word * KEYS + key) * 4,
+                KEYS,
+            )
+
+
+@compiled()
+def pair_values(values: Any, rows: Any, num_keys: Any, paired: Any) -> None:
+    """paired [KEYS / numbers a word, width]: each word the numbers of neighbouring keys."""
+    size = values.shape[3]
+    flat = values.reshape((-1, size))
+    if values.itemsize == 4:
+        for key in range(num_keys):
+            for column in range(size):
+                paired[key, column] = flat[rows[key], column]
+    else:
+        for pair in range((num_keys + 1) // 2):
+            for first in range(0, size, 2 * LANES):
+                column = min(first, size - 2 * LANES)
+                interleave(
+                    address(values) + (rows[2 * pair] * size + column) * 2,
+                    address(values) + (rows[2 * pair + 1] * size + column) * 2,
+                    address(paired) + (pair * paired.shape[1] + column) * 4,
+                )
+
+
+@compiled()
+def is_finite(values: Any, rows: Any, first: Any, num_keys: Any) -> Any:
+    """Whether the values that not all queries see are finite: a weight of 0 does not remove one that is not."""
+    flat = values.reshape((-1, values.shape[3]))
+    zeros = np.float32(0)
+    for key in range(max(first, 0), num_keys):
+        for column in range(values.shape[3]):
+            zeros += widen(flat[rows[key], column]) * np.float32(0)
+    return zeros == 0

@@ -1,0 +1,198 @@
+"""The output folder: what is refused, what is removed, and that files appear whole."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from batchgen.errors import InputError, OutputError
+from batchgen.io.output.folder import OutputFolder, written_whole
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
+
+
+def earlier_run(folder: Path) -> None:
+    for name in ("completions/part-00000.parquet", "stats/job.parquet", ".state/journal/chunk-000000.parquet"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("old")
+    for name in ("report.json", "report.html", "job.yaml", "_SUCCESS"):
+        (folder / name).write_text("old")
+
+
+def test_check_changes_nothing(tmp_path: Path) -> None:
+    OutputFolder(tmp_path / "a" / "b").check([])
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_folder_and_its_parents_are_made(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path / "a" / "b")
+    folder.claim()
+    folder.begin("{}")
+    assert folder.completions.is_dir()
+    assert folder.journal.is_dir()
+
+
+def test_of_two_runs_that_start_at_once_one_is_refused(tmp_path: Path) -> None:
+    first, second = OutputFolder(tmp_path), OutputFolder(tmp_path)
+    first.check([])
+    second.check([])
+    first.claim()
+    with pytest.raises(OutputError, match=rf"process {os.getpid()} on {re.escape(socket.gethostname())} is running"):
+        second.claim()
+
+
+def test_a_refused_run_is_not_in_the_way_of_the_next(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path / "out")
+
+    def refused() -> None:
+        with folder.claimed():
+            raise InputError("damaged")
+
+    with pytest.raises(InputError):
+        refused()
+    assert list(folder.path.iterdir()) == []
+
+
+def test_a_folder_with_only_foreign_files_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    OutputFolder(tmp_path).check([])
+
+
+@pytest.mark.parametrize("sign", ["_SUCCESS", "completions", "report.json"])
+def test_another_run_is_refused_with_the_way_out(tmp_path: Path, sign: str) -> None:
+    (tmp_path / sign).mkdir()
+    with pytest.raises(OutputError, match=rf"({sign}).*output\.overwrite: true"):
+        OutputFolder(tmp_path).check([])
+    OutputFolder(tmp_path, overwrite=True).check([])
+
+
+def test_a_run_that_generated_nothing_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / ".state/journal").mkdir(parents=True)
+    (tmp_path / ".state/journal/chunk-000000.parquet").write_text("old")
+    folder = OutputFolder(tmp_path)
+    folder.check([])
+    folder.claim()
+    assert list(folder.journal.iterdir()) == []
+
+
+def test_resume_keeps_what_is_whole(tmp_path: Path) -> None:
+    for name in ("run.json", "tokens.bin", "journal/chunk-000000.parquet", "journal/.chunk-000001.parquet.tmp"):
+        (tmp_path / ".state" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / ".state" / name).write_text("old")
+    folder = OutputFolder(tmp_path)
+    folder.check([], is_known=True)
+    with folder.claimed(resume=True):
+        assert names_in(tmp_path / ".state") == ["journal/chunk-000000.parquet", "lock", "run.json"]
+    assert names_in(tmp_path / ".state") == ["journal/chunk-000000.parquet", "run.json"]
+
+
+def test_a_run_that_came_in_between_is_not_touched(tmp_path: Path) -> None:
+    late, first = OutputFolder(tmp_path, overwrite=True), OutputFolder(tmp_path)
+    late.check([])
+    with first.claimed():
+        first.begin("{}")
+    with pytest.raises(OutputError, match="another run has just been in this folder"):
+        late.claim()
+    assert first.run_json.exists()
+
+
+def test_overwrite_removes_our_files_only_and_only_when_writing_begins(tmp_path: Path) -> None:
+    earlier_run(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    folder = OutputFolder(tmp_path, overwrite=True)
+    folder.check([])
+    folder.claim()
+    assert {"report.json", "_SUCCESS"} <= set(names_in(tmp_path))
+    folder.begin("{}")
+    assert names_in(tmp_path) == [".state/lock", ".state/run.json", "notes.txt"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_job_file_of_the_user_is_never_replaced(tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "job.yaml").write_text("mine")
+    with pytest.raises(OutputError, match=r"job\.yaml: not written by batchgen"):
+        OutputFolder(tmp_path, overwrite).check([])
+
+
+def test_foreign_files_among_the_parts_are_refused(tmp_path: Path) -> None:
+    earlier_run(tmp_path)
+    (tmp_path / "completions" / "mine.parquet").write_text("mine")
+    with pytest.raises(OutputError, match=r"mine\.parquet: not written by batchgen"):
+        OutputFolder(tmp_path, overwrite=True).check([])
+
+
+def test_parts_of_the_other_format_are_replaced_with_the_rest(tmp_path: Path) -> None:
+    earlier_run(tmp_path)
+    (tmp_path / "completions" / "part-00001.jsonl").write_text("{}")
+    folder = OutputFolder(tmp_path, overwrite=True)
+    folder.check([])
+    with folder.claimed():
+        folder.begin("{}")
+    assert list(folder.completions.iterdir()) == []
+
+
+@pytest.mark.parametrize("spelling", ["in.parquet", "x/../in.parquet", "link.parquet"])
+def test_output_that_is_the_input_is_refused(tmp_path: Path, spelling: str) -> None:
+    (tmp_path / "in.parquet").write_text("data")
+    (tmp_path / "x").mkdir()
+    (tmp_path / "link.parquet").symlink_to("in.parquet")
+    with pytest.raises(OutputError, match=r"output\.path is the file .*in\.parquet that the job reads"):
+        OutputFolder(tmp_path / spelling, overwrite=True).check([tmp_path / "in.parquet"])
+
+
+def test_output_that_holds_the_input_is_refused_also_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "out" / "completions").mkdir(parents=True)
+    (tmp_path / "out" / "completions" / "part-00000.parquet").write_text("data")
+    (tmp_path / "in").symlink_to("out", target_is_directory=True)
+    with pytest.raises(OutputError, match="which the job reads"):
+        OutputFolder(tmp_path / "out", overwrite=True).check([tmp_path / "in" / "completions" / "part-00000.parquet"])
+
+
+def test_a_file_where_a_folder_should_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(OutputError, match="file is a file"):
+            OutputFolder(path).check([])
+
+
+def test_folder_that_is_not_writable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere, so modes prove nothing here
+    with pytest.raises(OutputError, match="is not writable"):
+        OutputFolder(tmp_path / "new").check([])
+
+
+def test_text_is_replaced_whole(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path)
+    folder.write_text("report.json", "old")
+    folder.write_text("report.json", "é")
+    assert names_in(tmp_path) == ["report.json"]
+    assert folder.report_json.read_bytes() == "é".encode()
+
+
+def test_failed_writing_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("old")
+
+    def write_half() -> None:
+        with written_whole(path) as temporary:
+            temporary.write_text("half")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OutputError, match=r"report\.json: cannot be written: No space left on device"):
+        write_half()
+    assert (names_in(tmp_path), path.read_text()) == (["report.json"], "old")
+
+
+def test_success_comes_with_the_end_of_the_state(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path)
+    folder.claim()
+    folder.begin("{}")
+    folder.mark_success()
+    assert folder.success.exists()
+    assert not folder.state.exists()

@@ -1,0 +1,145 @@
+"""Worker processes: when they start, that they change nothing but the time, and how they end."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchgen.errors import BatchgenError
+from batchgen.io.input.rows import Row
+from batchgen.prompts.encoder import RowEncoder
+from batchgen.prompts.prompt import Prompts
+from batchgen.prompts.workers import encode_in_order
+from batchgen.spec.job_spec import InputSpec
+
+ROOT = Path(__file__).parents[2]
+BATCHES = [[Row(2 * n, f"x line {2 * n + 1}"), Row(2 * n + 1, f"x line {2 * n + 2}")] for n in range(12)]
+
+
+class PidEncoder:
+    """Every row's prompt is its index and the process it was encoded in."""
+
+    def encode(self, rows: Sequence[Row]) -> Prompts:
+        ids = [token for row in rows for token in (row.index, os.getpid())]
+        return Prompts(np.array(ids, np.int32), np.full(len(rows), 2, np.int64))
+
+
+class DyingEncoder(PidEncoder):
+    """Dies at row 20, while the other worker is still to send more than a pipe holds."""
+
+    def encode(self, rows: Sequence[Row]) -> Prompts:
+        if rows[0].index == 20:
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rows[0].index == 22:
+            time.sleep(1.5)
+            return Prompts(np.zeros(1 << 20, np.int32), np.full(len(rows), 1 << 19, np.int64))
+        return super().encode(rows)
+
+
+def encode(encoder: Any, **settings: int) -> list[list[int]]:
+    """(row, process) of every row."""
+    found = encode_in_order(BATCHES, encoder, **settings)
+    return [pair for _, prompts in found for pair in prompts.token_ids.reshape(-1, 2).tolist()]
+
+
+def test_workers_start_when_enough_was_done_here_and_keep_the_order() -> None:
+    found = encode(PidEncoder(), num_workers=2, tokens_before_workers=8)
+    assert [row for row, _ in found] == [*range(24)]
+    here = [row for row, process in found if process == os.getpid()]
+    assert here == [0, 1, 2, 3]  # two tokens a row
+
+
+@pytest.mark.parametrize("settings", [{"num_workers": 2}, {"num_workers": 1, "tokens_before_workers": 0}], ids=str)
+def test_small_job_or_one_core_starts_no_worker(settings: dict[str, int]) -> None:
+    assert {process for _, process in encode(PidEncoder(), **settings)} == {os.getpid()}
+
+
+def test_batches_are_read_a_few_ahead() -> None:
+    num_read = 0
+
+    def batches() -> Iterator[list[Row]]:
+        nonlocal num_read
+        for batch in BATCHES:
+            num_read += 1
+            yield batch
+
+    encoder: Any = PidEncoder()
+    found = encode_in_order(batches(), encoder, num_workers=2, tokens_before_workers=0)
+    for num_done in range(1, 4):
+        next(found)
+        assert num_read <= num_done + 4  # two a worker
+    found.close()
+
+
+def test_worker_that_dies_is_an_error_with_the_row() -> None:
+    with pytest.raises(
+        BatchgenError, match=r"a worker process that tokenises the input died at x line \d+ or soon after"
+    ):
+        encode(DyingEncoder(), num_workers=2, tokens_before_workers=0)
+
+
+def test_workers_make_the_prompts_that_this_process_makes() -> None:
+    from tests.tiny_models import merging_tokenizer  # not above: workers import this file, and torch takes seconds
+
+    spec = InputSpec(path="in.jsonl", prompt="q", system="s")
+    encoder = RowEncoder(merging_tokenizer(), spec, vocab_size=1000, max_model_len=200, clock=datetime.now())
+    texts = ["hi", "Let's think.\n\n", "<|im_end|>", 3, "x" * 300]  # the last two are bad
+    rows = [Row(n, f"line {n}", {"q": text, "s": "The weather is 42"}) for n, text in enumerate(texts)]
+    _, (_, found) = encode_in_order([rows, rows], encoder, num_workers=2, tokens_before_workers=0)
+    expected = encoder.encode(rows)
+    assert found.token_ids.tolist() == expected.token_ids.tolist()
+    assert found.lengths.tolist() == expected.lengths.tolist()
+    assert [bad.index for bad in found.bad] == [3, 4]
+    assert found.bad == expected.bad
+
+
+def test_worker_gets_the_tokenizer_without_torch(tmp_path: Path) -> None:
+    from tests.tiny_models import byte_tokenizer
+
+    spec = InputSpec(path="in.jsonl", template="{{ q }}")
+    encoder = RowEncoder(byte_tokenizer(), spec, vocab_size=264, max_model_len=50, clock=datetime.now())
+    (tmp_path / "encoder").write_bytes(pickle.dumps(encoder))
+    code = (
+        "import pickle, sys; from batchgen.io.input.rows import Row\n"
+        "prompts = pickle.load(open('encoder', 'rb')).encode([Row(0, '', {'q': 'hi'})])\n"
+        "print(prompts.token_ids.tolist()[-2:], 'torch' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "[104, 105] False\n", done.stderr
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "parent.py").write_text(
+        "import os, signal\n"
+        "from tests.job.test_workers import BATCHES, PidEncoder, encode_in_order\n"
+        "if __name__ == '__main__':\n"
+        "    found = encode_in_order(BATCHES, PidEncoder(), num_workers=1, tokens_before_workers=0)\n"
+        "    next(found)\n"
+        "    print(next(found)[1].token_ids[1], flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "parent.py"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    worker = int(done.stdout)
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{worker}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{worker}").exists()
