@@ -126,7 +126,7 @@ def test_worker_gets_the_tokenizer_without_torch(tmp_path: Path) -> None:
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     (tmp_path / "parent.py").write_text(
         "import os, signal\n"
-        "from tests.job.test_workers import BATCHES, PidEncoder, encode_in_order\n"
+        "from tests.prompts.test_workers import BATCHES, PidEncoder, encode_in_order\n"
         "if __name__ == '__main__':\n"
         "    found = encode_in_order(BATCHES, PidEncoder(), num_workers=1, tokens_before_workers=0)\n"
         "    next(found)\n"
