@@ -17,8 +17,8 @@ from pathlib import Path
 import click
 
 from batchgen.engine.build import EngineSettings, make_scheduler
-from batchgen.engine.engine import Engine, Ready
-from batchgen.engine.request import Request, Sampled
+from batchgen.engine.engine import CompletedStep, Engine
+from batchgen.engine.request import Request, SampledToken
 from batchgen.engine.step import SchedulerOutput
 from batchgen.io.input.readers import open_input
 from batchgen.job.target import Target, inspect_target
@@ -41,8 +41,8 @@ class StandIn:
 
     lag = 0
 
-    def start(self, step: SchedulerOutput) -> Ready:
-        return Ready([Sampled(0)] * len(step.sampled_requests))
+    def start(self, step: SchedulerOutput) -> CompletedStep:
+        return CompletedStep([SampledToken(0)] * len(step.sampled_requests))
 
 
 def drive(rows: TokenisedRows, plan: Plan, target: Target, block_size: int, num_blocks: int) -> RunStats:
@@ -64,12 +64,12 @@ def drive(rows: TokenisedRows, plan: Plan, target: Target, block_size: int, num_
             row_index=position,
             prompt_token_ids=rows.store[position],
             params=target.params,
-            draw_key=0,
+            rng_key=0,
             max_tokens=int(rows.max_tokens[position]),
-            shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[place]),
-            num_seen_tokens=int(plan.seen[place]),
+            shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[visit_index]),
+            num_seen_tokens=int(plan.seen[visit_index]),
         )
-        for place, position in enumerate(plan.order.tolist())
+        for visit_index, position in enumerate(plan.order.tolist())
     )
     for _ in engine.run(requests):
         pass

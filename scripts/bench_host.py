@@ -23,8 +23,8 @@ import torch
 
 from batchgen.engine.batch import BlockTables, make_batch
 from batchgen.engine.build import EngineSettings, make_scheduler
-from batchgen.engine.engine import Engine, Ready
-from batchgen.engine.request import Request, Sampled
+from batchgen.engine.engine import CompletedStep, Engine
+from batchgen.engine.request import Request, SampledToken
 from batchgen.engine.step import SchedulerOutput
 from batchgen.sampling_params import SamplingParams
 from batchgen.stats.counters import RunStats
@@ -50,13 +50,13 @@ class StandIn:
         self.seconds = 0.0
         self.is_decode = False
 
-    def start(self, step: SchedulerOutput) -> Ready:
+    def start(self, step: SchedulerOutput) -> CompletedStep:
         begin = time.thread_time()
         batch = make_batch(step, self._tables, _BLOCK_SIZE, _CPU)
         self._backend.prepare(batch.attention).of(_HEADS_PER_KV_HEAD)
         self.seconds = time.thread_time() - begin
         self.is_decode = not any(chunk.is_prefill for chunk in step.chunks)
-        return Ready([Sampled(7)] * len(step.sampled_requests))
+        return CompletedStep([SampledToken(7)] * len(step.sampled_requests))
 
 
 def make_requests(num_rows: int) -> list[Request]:
@@ -68,7 +68,7 @@ def make_requests(num_rows: int) -> list[Request]:
             row,
             np.concatenate([shared[row // _GROUP_ROWS], np.arange(_OWN_TOKENS, dtype=np.int32) + 1000 + row]),
             params,
-            draw_key=row,
+            rng_key=row,
             max_tokens=_OUTPUT_TOKENS,
             shared_with_next=_SHARED_TOKENS if (row + 1) % _GROUP_ROWS else 0,
         )

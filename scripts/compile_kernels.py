@@ -30,7 +30,7 @@ from triton.compiler import ASTSource
 from batchgen_kernels.triton.attention import attention_kernel, tile_of
 from batchgen_kernels.triton.launch import REGIMES, Launch, LaunchKey, launches, table_rows
 from batchgen_kernels.triton.merge import merge_kernel
-from batchgen_kernels.triton.sample import choose_kernel, uniform_kernel
+from batchgen_kernels.triton.sample import sample_kernel, uniform_kernel
 from batchgen_kernels.triton.store import store_kernel
 from batchgen_kernels.triton.work import ITEM_FIELDS
 
@@ -150,7 +150,7 @@ def simple_builds(arch: str) -> Iterator[Build]:
         ("vocab", "row_stride"), "i32"
     )
     types |= {"logits_ptr": "*fp32"}
-    yield Build("choose filtered", arch, choose_kernel, types, {"IS_FILTERED": True, "TILE": 2048}, 8, 3)
+    yield Build("choose filtered", arch, sample_kernel, types, {"IS_FILTERED": True, "TILE": 2048}, 8, 3)
 
 
 def compile_kernel(build: Build) -> Needs:

@@ -446,7 +446,7 @@ class Work:
         by_tokens = lexicographic_order(store, range(len(self.prompts)))
         order = visiting_order(by_tokens, store, self.max_tokens, block_size)
         return [
-            Request(row, store[row], self.params, draw_key=row, max_tokens=self.max_tokens[row], shared_with_next=share)
+            Request(row, store[row], self.params, rng_key=row, max_tokens=self.max_tokens[row], shared_with_next=share)
             for row, share in zip(order.positions.tolist(), order.shared.tolist(), strict=True)
         ]
 

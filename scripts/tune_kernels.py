@@ -27,7 +27,7 @@ import triton
 from triton.testing import do_bench
 
 from batchgen_kernels import AttentionOptions, AttentionStep, BlockGroup, LayerCache
-from batchgen_kernels.triton.attention import Parts, Places, attend_items
+from batchgen_kernels.triton.attention import Parts, QueryTables, attend_items
 from batchgen_kernels.triton.backend import DeviceWork, LayerShape, tiling_of
 from batchgen_kernels.triton.launch import REGIMES, TABLE_PATH, Launch, LaunchKey, arch_of, table_rows
 from batchgen_kernels.triton.work import plan_work
@@ -82,32 +82,32 @@ class Layer:
 
     def run(self, launch: Launch) -> None:
         """Attend the items as a step would cut them for this launch."""
-        items, places, parts, output = self._arguments(launch)
-        attend_items(self._query, self._cache, items, places, parts, output, AttentionOptions(0.1), launch)
+        items, query_tables, parts, output = self._arguments(launch)
+        attend_items(self._query, self._cache, items, query_tables, parts, output, AttentionOptions(0.1), launch)
 
     def milliseconds(self, launch: Launch) -> float:
         """Median time of the launch; infinite where it does not fit the device."""
-        items, places, parts, output = self._arguments(launch)
+        items, query_tables, parts, output = self._arguments(launch)
         options = AttentionOptions(0.1)
         try:
             return float(
                 do_bench(
-                    lambda: attend_items(self._query, self._cache, items, places, parts, output, options, launch),
+                    lambda: attend_items(self._query, self._cache, items, query_tables, parts, output, options, launch),
                     return_mode="median",
                 )
             )
         except triton.runtime.errors.OutOfResources:
             return math.inf
 
-    def _arguments(self, launch: Launch) -> tuple[torch.Tensor, Places, Parts, torch.Tensor]:
+    def _arguments(self, launch: Launch) -> tuple[torch.Tensor, QueryTables, Parts, torch.Tensor]:
         regimes = dict.fromkeys(REGIMES, launch)
         plan = plan_work(self._step, tiling_of(self._shape, regimes, self._query.device, min_saved_bytes=-math.inf))
         work = DeviceWork.allocate(plan.size, self._query.device)
         work.write(plan)
         size = (plan.size.partials, *self._query.shape[1:])
         parts = Parts(*(self._query.new_empty(shape, dtype=torch.float32) for shape in (size, size[:2])))
-        places = Places(work.positions, work.partial_starts, self._step.block_tables)
-        return work.items[self._regime], places, parts, torch.empty_like(self._query)
+        query_tables = QueryTables(work.positions, work.partial_starts, self._step.block_tables)
+        return work.items[self._regime], query_tables, parts, torch.empty_like(self._query)
 
 
 def make_step(key: LaunchKey, device: torch.device, work: tuple[int, int, int, int]) -> AttentionStep:

@@ -102,7 +102,7 @@ def make_batch(
         token_ids,
         positions,
         pending,
-        _places([chunks[row].request for row in rows[pending].tolist()], sampled_before),
+        _indices_among([chunks[row].request for row in rows[pending].tolist()], sampled_before),
         np.concatenate(
             [layout.ends[sampled] - 1, *(np.array(chunks[row].scored) + layout.shifts[row] for row in scored)]
         ),
@@ -128,12 +128,12 @@ def make_batch(
     )
 
 
-def _places(requests: Sequence[Request], among: Sequence[Request]) -> Ints:
+def _indices_among(requests: Sequence[Request], among: Sequence[Request]) -> Ints:
     """Where each of `requests` is among others."""
     if not requests:
         return np.empty(0, np.int64)
-    places = {request: place for place, request in enumerate(among)}
-    return np.array([places[request] for request in requests])
+    indices = {request: place for place, request in enumerate(among)}
+    return np.array([indices[request] for request in requests])
 
 
 def _repeated(
@@ -142,10 +142,10 @@ def _repeated(
     """Places in the step of the tokens with a second slot, and those slots. `shifts`: position -> place, one a row."""
     shift_of = {id(chunk.request): shift for chunk, shift in zip(chunks, shifts.tolist(), strict=True)}
     positions = [np.arange(repeat.start, repeat.stop) for repeat in repeats]
-    places = [each + shift_of[id(repeat.request)] for each, repeat in zip(positions, repeats, strict=True)]
+    indices = [each + shift_of[id(repeat.request)] for each, repeat in zip(positions, repeats, strict=True)]
     slots = [repeat.target * block_size + each % block_size for each, repeat in zip(positions, repeats, strict=True)]
     none = np.empty(0, np.int64)
-    return np.concatenate([none, *places]), np.concatenate([none, *slots])
+    return np.concatenate([none, *indices]), np.concatenate([none, *slots])
 
 
 def _groups(tables: Ints, num_computed_blocks: Ints) -> list[BlockGroup]:
@@ -194,9 +194,9 @@ class BlockTables:
         if before == now:
             return
         known = {table: row for row, table in enumerate(before)}
-        places = np.array([known.get(table, -1) for table in now])
-        comes = places < 0
-        self._tables, self._lengths = self._tables[places], self._lengths[places]
+        indices = np.array([known.get(table, -1) for table in now])
+        comes = indices < 0
+        self._tables, self._lengths = self._tables[indices], self._lengths[indices]
         self._tables[comes], self._lengths[comes] = 0, 0
 
 
@@ -217,7 +217,7 @@ class SamplingColumns:
         shares = [(0.0 if each.is_greedy else each.temperature, each.top_p, each.min_p) for each in params]
         # Unsigned, for a draw key has 64 bits.
         counts = np.array(
-            [(r.params.top_k, r.draw_key, r.num_output_tokens, r.sample_index) for r in requests], np.uint64
+            [(r.params.top_k, r.rng_key, r.num_output_tokens, r.sample_index) for r in requests], np.uint64
         )
         is_filtered = any(each.top_k or each.top_p < 1 for each in params)
         return cls(np.array(shares).T, counts.view(np.int64).T, is_filtered)

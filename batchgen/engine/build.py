@@ -150,4 +150,4 @@ def _step(lengths: Sequence[int], params: SamplingParams, block_size: int) -> Sc
 
 
 def _request(row: int, length: int, params: SamplingParams) -> Request:
-    return Request(row, np.zeros(length, np.int32), params, draw_key=row, max_tokens=1)
+    return Request(row, np.zeros(length, np.int32), params, rng_key=row, max_tokens=1)

@@ -24,7 +24,7 @@ class InFlight(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class CompletedStep:
     """A step whose outcomes were there as soon as it had begun."""
 
     known: Sequence[Outcome]
@@ -48,7 +48,7 @@ class Runner(Protocol):
         """
 
 
-class StepUnderWay(NamedTuple):
+class StepInFlight(NamedTuple):
     """A step and where its outcomes will be."""
 
     step: SchedulerOutput
@@ -63,7 +63,7 @@ class Engine:
         self.runner = runner
         self.stats = stats
         self._observer = Observer(scheduler, stats)
-        self._under_way: StepUnderWay | None = None
+        self._in_flight: StepInFlight | None = None
         self._ran_out_of_memory = False
 
     def run(self, requests: Iterable[Request]) -> Iterator[list[Request]]:
@@ -84,17 +84,17 @@ class Engine:
         step = self.scheduler.schedule()
         begun = self._begin(step)
         finished = self._collect()
-        self._under_way = begun
+        self._in_flight = begun
         if begun is None and not step.is_idle:
-            self.scheduler.take_back(step)
-            self._say_smaller(step)
+            self.scheduler.rollback(step)
+            self._warn_smaller_steps(step)
         elif self.runner.lag == 0 or step.needs_results:
             finished += self._collect()
         else:
-            self.scheduler.expect(step)
+            self.scheduler.mark_pending(step)
         return finished
 
-    def _begin(self, step: SchedulerOutput) -> StepUnderWay | None:
+    def _begin(self, step: SchedulerOutput) -> StepInFlight | None:
         """None if there is nothing to do, or no memory to do it."""
         if step.is_idle:
             return None
@@ -103,21 +103,21 @@ class Engine:
         except OutOfMemory:
             return None
         self._observer.step_begun(step)
-        return StepUnderWay(step, in_flight)
+        return StepInFlight(step, in_flight)
 
     def _collect(self) -> list[Request]:
         """Wait for the step under way, if there is one; returns the requests that ended with it."""
-        if self._under_way is None:
+        if self._in_flight is None:
             return []
-        step, in_flight = self._under_way
-        self._under_way = None
+        step, in_flight = self._in_flight
+        self._in_flight = None
         outcomes = in_flight.outcomes()
         self._observer.step_done(step)
         finished = self.scheduler.update(step, outcomes)
         self._observer.rows_done(finished)
         return finished
 
-    def _say_smaller(self, step: SchedulerOutput) -> None:
+    def _warn_smaller_steps(self, step: SchedulerOutput) -> None:
         """Once loudly: how far the steps shrink is of no interest, that they do is."""
         if not self.scheduler.max_batched_tokens:
             return  # that is the end, and the scheduler says so
@@ -139,4 +139,4 @@ class Engine:
             if request is None:
                 break
             self.scheduler.add(request)
-        return bool(self.scheduler.waiting or self.scheduler.running or self._under_way)
+        return bool(self.scheduler.waiting or self.scheduler.running or self._in_flight)

@@ -70,8 +70,8 @@ def _array(values: Iterable[int]) -> TokenArray:
 
 
 def _add_bias(logits: Tensor, params: Sequence[SamplingParams]) -> None:
-    places = _pairs([_array(token for token, _ in each.logit_bias) for each in params], logits.device)
-    logits[places] += _column((value for each in params for _, value in each.logit_bias), logits.device)
+    pairs = _pairs([_array(token for token, _ in each.logit_bias) for each in params], logits.device)
+    logits[pairs] += _column((value for each in params for _, value in each.logit_bias), logits.device)
 
 
 def _penalise(logits: Tensor, requests: Sequence[Request]) -> None:
@@ -82,14 +82,14 @@ def _penalise(logits: Tensor, requests: Sequence[Request]) -> None:
     params = [request.params for request in requests]
     repeated = [_array(_repeated(request)) for request in requests]
     outputs = [_array(request.output_token_ids if request.params.penalises else ()) for request in requests]
-    places = _pairs(repeated, logits.device)
-    factors, values = _column((each.repetition_penalty for each in params), logits.device)[places.rows], logits[places]
-    logits[places] = torch.where(values > 0, values / factors, values * factors)
-    places = _pairs(outputs, logits.device)
+    pairs = _pairs(repeated, logits.device)
+    factors, values = _column((each.repetition_penalty for each in params), logits.device)[pairs.rows], logits[pairs]
+    logits[pairs] = torch.where(values > 0, values / factors, values * factors)
+    pairs = _pairs(outputs, logits.device)
     logits.index_put_(
-        places, -_column((each.frequency_penalty for each in params), logits.device)[places.rows], accumulate=True
+        pairs, -_column((each.frequency_penalty for each in params), logits.device)[pairs.rows], accumulate=True
     )
-    logits[places] = logits[places] - _column((each.presence_penalty for each in params), logits.device)[places.rows]
+    logits[pairs] = logits[pairs] - _column((each.presence_penalty for each in params), logits.device)[pairs.rows]
 
 
 def _repeated(request: Request) -> list[int]:

@@ -21,7 +21,7 @@ class Observer:
         self.stats = stats
         self._scheduler = scheduler
         self._begin = self._step_begin = self._last_done = time.perf_counter()
-        self._under_way: deque[tuple[float, StepStats]] = deque()  # (when it began, what was seen then)
+        self._in_flight: deque[tuple[float, StepStats]] = deque()  # (when it began, what was seen then)
 
     def begin(self) -> None:
         """The run begins."""
@@ -35,14 +35,14 @@ class Observer:
         """The step has begun, and no request has left since it was decided."""
         for admission in step.admissions:
             self._observe_admission(admission)
-        self._under_way.append((self._step_begin, self._seen(step)))
+        self._in_flight.append((self._step_begin, self._step_stats(step)))
 
     def step_done(self, step: SchedulerOutput) -> None:
         """The outcomes of the step that began first are there, and no request has taken its own yet.
 
         A step that began while another was under way has the time from the end of that one.
         """
-        begin, seen = self._under_way.popleft()
+        begin, seen = self._in_flight.popleft()
         begin, self._last_done = max(begin, self._last_done), time.perf_counter()
         num_overrun = sum(request.status is RequestStatus.FINISHED for request in step.sampled_requests)
         stats = replace(
@@ -81,7 +81,7 @@ class Observer:
         request.origin = origin
         self.stats.observe_prompt(origin, request.group)
 
-    def _seen(self, step: SchedulerOutput) -> StepStats:
+    def _step_stats(self, step: SchedulerOutput) -> StepStats:
         cache, running = self._scheduler.cache, self._scheduler.running
         holders = [request for request in (*running, *self._scheduler.waiting) if request.block_table]
         num_prefill = sum(min(c.stop, c.request.num_prompt_tokens) - c.start for c in step.chunks if c.is_prefill)

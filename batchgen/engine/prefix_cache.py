@@ -10,7 +10,7 @@ the whole chain before it because a block leaves the index only after its childr
 and whoever holds a block holds its parents).
 
 What is kept is decided by the visiting order (`plan/order.py`): when a row is admitted, its blocks deeper than what it
-shares with the next row have no later row (`keep_only`), and go as soon as nobody holds them. So the idle blocks are
+shares with the next row have no later row (`retain`), and go as soon as nobody holds them. So the idle blocks are
 the next row's path and nothing else; a block at its end that the next row shares half of waits until that row has come
 and copied it. Without a known order all full blocks are kept and the least recently used goes first.
 """
@@ -39,7 +39,7 @@ class CachedBlock:
     children: dict[int, None] = field(default_factory=dict)  # in the order they came
 
 
-class HalfMatch(NamedTuple):
+class PartialMatch(NamedTuple):
     """A block that begins with the tokens wanted."""
 
     block_id: int
@@ -89,7 +89,7 @@ class PrefixCache:
         """What was indexed so far is computed now."""
         self._new.clear()
 
-    def forget_step(self) -> None:
+    def rollback_step(self) -> None:
         """What was indexed in this step is never computed: it goes as soon as nobody holds it.
 
         Its children are of this step too, so none stays behind.
@@ -98,7 +98,7 @@ class PrefixCache:
             assert not self.is_idle(block_id)
             self._blocks[block_id].has_later_row = False
 
-    def half_match(self, parent: int | None, token_ids: TokenIds) -> HalfMatch | None:
+    def partial_match(self, parent: int | None, token_ids: TokenIds) -> PartialMatch | None:
         """The block behind `parent` that came last, if it begins as `token_ids` do. Changes nothing.
 
         In depth-first order no other has more in common with the row that is next.
@@ -108,7 +108,7 @@ class PrefixCache:
             return None
         tokens = np.frombuffer(self._blocks[source].tokens, token_ids.dtype)[: len(token_ids)]
         num_equal = int(np.cumprod(tokens == token_ids[: len(tokens)]).sum())
-        return HalfMatch(source, num_equal) if num_equal else None
+        return PartialMatch(source, num_equal) if num_equal else None
 
     def is_idle(self, block_id: int) -> bool:
         return block_id in self._idle_key
@@ -147,7 +147,7 @@ class PrefixCache:
     def _siblings(self, parent: int | None) -> dict[int, None]:
         return self._roots if parent is None else self._blocks[parent].children
 
-    def keep_only(self, chain: Sequence[int], num_tokens: int) -> None:
+    def retain(self, chain: Sequence[int], num_tokens: int) -> None:
         """The row that comes now matched this chain, and the next one has its first `num_tokens` tokens.
 
         Idle blocks of the chain that begin behind those are freed at once, and so is one that this row was to copy

@@ -59,7 +59,7 @@ class Request:
     row_index: int
     prompt_token_ids: TokenIds  # [num_prompt_tokens]; may be a view of a mapped file
     params: SamplingParams
-    draw_key: int  # 64 bits made of the job's seed and the row's key: all the randomness of this row
+    rng_key: int  # 64 bits made of the job's seed and the row's key: all the randomness of this row
     max_tokens: int  # most tokens that may be generated: by params.max_tokens and by the context limit
     # Leading tokens this prompt has in common with the next one in visiting order; None: no order is known, keep all.
     shared_with_next: int | None = None
@@ -104,7 +104,7 @@ class Request:
         return len(self.prompt_token_ids) + self.num_output_tokens
 
     @property
-    def is_over(self) -> bool:
+    def is_done(self) -> bool:
         """Whether nothing of it is left to compute: it has ended, or its last token is pending."""
         return self.status >= RequestStatus.FINISHED or self.num_output_tokens >= self.max_tokens
 
@@ -138,7 +138,7 @@ class Request:
         else:
             self.append(outcome)
 
-    def append(self, sampled: Sampled) -> None:
+    def append(self, sampled: SampledToken) -> None:
         """Take a sampled token, and finish if it ends the completion."""
         token_id, self.num_pending_tokens = sampled.token_id, 0
         self.output_token_ids.append(token_id)
@@ -169,7 +169,7 @@ class TokenLogprobs(NamedTuple):
     top: tuple[tuple[int, float], ...]  # (token id, logprob) of the best, best first
 
 
-class Sampled(NamedTuple):
+class SampledToken(NamedTuple):
     """The next token."""
 
     token_id: int
@@ -182,19 +182,19 @@ class Failed(NamedTuple):
     error: str
 
 
-Outcome = Sampled | Failed
+Outcome = SampledToken | Failed
 
 
-def close_gaps(running: Sequence[Request], waiting_rows: Collection[int]) -> list[Request]:
+def remove_finished(running: Sequence[Request], waiting_rows: Collection[int]) -> list[Request]:
     """`running` without those that are over; `waiting_rows` have samples that wait.
 
     Should the row before a gap come again, its next row is the one behind the gap: what it shares with that is the
     least over the gap. Samples of one row have the same next row.
     """
     staying: list[Request] = []
-    left = {request.row_index for request in running if not request.is_over}.union(waiting_rows)
+    left = {request.row_index for request in running if not request.is_done}.union(waiting_rows)
     for request in running:
-        if not request.is_over:
+        if not request.is_done:
             staying.append(request)
         elif staying and request.shared_with_next is not None:
             before = staying[-1]

@@ -26,12 +26,12 @@ class FoundBlocks:
 
     chain: list[int]  # all full blocks that it begins with
     matched: list[int]  # those of them that the request can take
-    half: BlockOrigin | None = None  # where the first tokens behind those can be copied from
+    partial: BlockSource | None = None  # where the first tokens behind those can be copied from
 
     @property
     def num_copied(self) -> int:
         """Tokens to copy."""
-        return 0 if self.half is None else self.half.num_tokens
+        return 0 if self.partial is None else self.partial.num_tokens
 
 
 class RequestBlocks:
@@ -43,12 +43,12 @@ class RequestBlocks:
     def __init__(self, cache: PrefixCache) -> None:
         self.cache = cache
         self._size = cache.block_size
-        self._origins: dict[int, BlockOrigin] = {}  # of the prompt blocks that this step fills
+        self._sources: dict[int, BlockSource] = {}  # of the prompt blocks that this step fills
 
     def begin_step(self) -> None:
         """What was scheduled so far is computed now."""
         self.cache.begin_step()
-        self._origins.clear()
+        self._sources.clear()
 
     def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._size)
@@ -86,20 +86,20 @@ class RequestBlocks:
         # What comes back takes no more than it had: the rest was accounted for as not found.
         limit = request.num_tokens - 1 if request.num_cached_tokens is None else request.num_lost_tokens
         wanted = request.prompt_token_ids[len(matched) * self._size : limit][: self._size]
-        return FoundBlocks(chain, matched, self._find_half(matched[-1] if matched else None, wanted))
+        return FoundBlocks(chain, matched, self._find_partial(matched[-1] if matched else None, wanted))
 
-    def _find_half(self, parent: int | None, wanted: TokenIds) -> BlockOrigin | None:
-        half = self.cache.half_match(parent, wanted)
-        if half is None:
+    def _find_partial(self, parent: int | None, wanted: TokenIds) -> BlockSource | None:
+        partial = self.cache.partial_match(parent, wanted)
+        if partial is None:
             return None
-        origin = self._origins.get(half.block_id)
-        return BlockOrigin(half.block_id, half.num_tokens) if origin is None else origin.first(half.num_tokens)
+        source = self._sources.get(partial.block_id)
+        return BlockSource(partial.block_id, partial.num_tokens) if source is None else source.first(partial.num_tokens)
 
     def take(self, request: Request, found: FoundBlocks) -> None:
         """Give a request what was found of it. What is to be copied has no block before `extend`."""
         self.cache.acquire(found.matched)
         if request.shared_with_next is not None:
-            self.cache.keep_only(found.chain, request.shared_with_next)
+            self.cache.retain(found.chain, request.shared_with_next)
         if request.block_table:
             return
         request.block_table = list(found.matched)
@@ -110,16 +110,16 @@ class RequestBlocks:
 
     def copies_for(self, request: Request, found: FoundBlocks) -> tuple[list[BlockCopy], list[Repeat]]:
         """What must be copied for a request that took `found` and was extended since, of earlier steps and of this."""
-        if found.half is None:
+        if found.partial is None:
             return [], []
         target = request.block_table[len(found.matched)]
-        if target in self._origins:
-            self._origins[target] = found.half.followed_by(self._origins[target].computed)
-        return found.half.copies(target), found.half.repeats(target)
+        if target in self._sources:
+            self._sources[target] = found.partial.followed_by(self._sources[target].computed)
+        return found.partial.copies(target), found.partial.repeats(target)
 
     def extend(self, request: Request, stop: int) -> list[BlockCopy]:
         """Slots for tokens up to `stop`, which count as computed from here on; returns what must be copied first."""
-        copies = [self._own_last_block(request)] if self.writes_to_shared(request) else []
+        copies = [self._copy_on_write(request)] if self.writes_to_shared(request) else []
         for _ in range(self.num_blocks(stop) - len(request.block_table)):
             request.block_table.append(self.cache.allocate())
         start, request.num_computed_tokens = request.num_computed_tokens, stop
@@ -127,7 +127,7 @@ class RequestBlocks:
             self._index_prompt(request, start)
         return copies
 
-    def _own_last_block(self, request: Request) -> BlockCopy:
+    def _copy_on_write(self, request: Request) -> BlockCopy:
         shared = request.block_table[-1]
         request.block_table[-1] = self.cache.allocate()
         self.cache.release([shared])
@@ -145,11 +145,11 @@ class RequestBlocks:
     def unfork(self, request: Request, samples: Sequence[Request]) -> None:
         """The end of its prompt is not computed after all: these later samples of the row hold nothing yet."""
         for sample in samples:
-            self.give_back(sample)
+            self.release(sample)
             sample.status, sample.num_cached_tokens = RequestStatus.WAITING, None
         request.later_samples = samples
 
-    def give_back(self, request: Request, *, is_sound: bool = True) -> None:
+    def release(self, request: Request, *, is_sound: bool = True) -> None:
         """Let go of everything; of blocks that are not `is_sound` nothing is kept that only this request used."""
         self.cache.release(request.block_table, is_sound=is_sound)
         request.block_table = []
@@ -172,9 +172,9 @@ class RequestBlocks:
             # all of them where it computes its whole prompt.
             if self.cache.insert(request.block_table[position], parent, tokens.tobytes(), num_kept=num_kept):
                 first = max(start, position * size)
-                computed = Computed(request, first, position * size + len(tokens))
+                computed = ComputedTokens(request, first, position * size + len(tokens))
                 block_id = request.block_table[position]
-                self._origins[block_id] = BlockOrigin(block_id, first - position * size, (computed,))
+                self._sources[block_id] = BlockSource(block_id, first - position * size, (computed,))
         request.num_indexed_blocks = max(request.num_indexed_blocks, num_blocks)
 
 
@@ -185,7 +185,7 @@ def _num_kept(request: Request, start: int, num_tokens: int, block_size: int) ->
     return min(max(request.shared_with_next - start, 0), num_tokens)
 
 
-class Computed(NamedTuple):
+class ComputedTokens(NamedTuple):
     """Tokens `[start, stop)` of a request, computed in this step."""
 
     request: Request
@@ -194,30 +194,30 @@ class Computed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class BlockOrigin:
+class BlockSource:
     """The first tokens of a block: `num_earlier` of block `earlier`, as it was before this step, and what follows."""
 
     earlier: int
     num_earlier: int
-    computed: tuple[Computed, ...] = ()
+    computed: tuple[ComputedTokens, ...] = ()
 
     @property
     def num_tokens(self) -> int:
         return self.num_earlier + sum(part.stop - part.start for part in self.computed)
 
-    def first(self, num_tokens: int) -> BlockOrigin:
+    def first(self, num_tokens: int) -> BlockSource:
         """The first `num_tokens` of them."""
         left = num_tokens - self.num_earlier
-        parts: list[Computed] = []
+        parts: list[ComputedTokens] = []
         for part in self.computed:
             if left <= 0:
                 break
             parts.append(part._replace(stop=min(part.stop, part.start + left)))
             left -= part.stop - part.start
-        return BlockOrigin(self.earlier, min(self.num_earlier, num_tokens), tuple(parts))
+        return BlockSource(self.earlier, min(self.num_earlier, num_tokens), tuple(parts))
 
-    def followed_by(self, computed: tuple[Computed, ...]) -> BlockOrigin:
-        return BlockOrigin(self.earlier, self.num_earlier, self.computed + computed)
+    def followed_by(self, computed: tuple[ComputedTokens, ...]) -> BlockSource:
+        return BlockSource(self.earlier, self.num_earlier, self.computed + computed)
 
     def copies(self, target: int) -> list[BlockCopy]:
         """What goes to block `target` before the step. It may be there: nobody wanted it, and it was first at hand."""

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from batchgen.engine.batch import Batch, BlockTables, make_batch
-from batchgen.engine.engine import InFlight, Ready
+from batchgen.engine.engine import CompletedStep, InFlight
 from batchgen.engine.request import Outcome, Request
-from batchgen.engine.sampler import Choice, Measured, Sampler
+from batchgen.engine.sampler import LogprobsTensors, Sampler, SamplerOutput
 from batchgen.engine.step import OutOfMemory, ScheduledChunk, SchedulerOutput
 from batchgen.models.attention import StepAttention
 from batchgen.models.cuda_graphs import DecodeGraphs
@@ -21,11 +21,11 @@ from batchgen.models.transfer import HostCopies
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
+class LaunchedStep:
     """A step that the device was given, and its results on their way to the host."""
 
-    choice: Choice
-    scores: Sequence[tuple[Request, Measured]]
+    sampled: SamplerOutput
+    scores: Sequence[tuple[Request, LogprobsTensors]]
     copies: HostCopies
 
     def outcomes(self) -> list[Outcome]:
@@ -33,7 +33,7 @@ class Launched:
         self.copies.wait()
         for request, measured in self.scores:
             request.prompt_logprobs += measured.read()
-        return self.choice.outcomes()
+        return self.sampled.outcomes()
 
 
 class ModelRunner:
@@ -68,7 +68,7 @@ class ModelRunner:
     def start(self, step: SchedulerOutput) -> InFlight:
         """See `engine.Runner`. Raises OutOfMemory."""
         if not step.chunks:
-            return Ready([])
+            return CompletedStep([])
         try:
             return self._launch(step)
         except (RuntimeError, MemoryError) as error:
@@ -78,7 +78,7 @@ class ModelRunner:
         release_freed_memory(self.model.device)
         raise OutOfMemory
 
-    def _launch(self, step: SchedulerOutput) -> Launched:
+    def _launch(self, step: SchedulerOutput) -> LaunchedStep:
         device = self.model.device
         batch = make_batch(step, self._tables, self.block_size, device, self._sampled)
         inputs = batch.inputs
@@ -90,11 +90,11 @@ class ModelRunner:
         logits = logits[: batch.num_sampled]
         if len(inputs.draws) > len(logits):  # several samples of a row begin from one row of logits
             logits = logits[inputs.draws]
-        choice = self.sampler.choose(logits, step.sampled_requests, batch.sampling)
-        self._sampled, self._tokens = choice.requests, choice.chosen.tokens
+        sampled = self.sampler.sample(logits, step.sampled_requests, batch.sampling)
+        self._sampled, self._tokens = sampled.requests, sampled.sampled.tokens
         copies = HostCopies.begin(device)
         scored = [(request, measured.on_host(copies.of)) for request, measured in scores]
-        return Launched(choice.on_host(copies.of), scored, copies)
+        return LaunchedStep(sampled.on_host(copies.of), scored, copies)
 
     def _forward(self, batch: Batch) -> Tensor:
         """[S + P, vocab] logits, which the next step may overwrite."""
@@ -110,12 +110,12 @@ class ModelRunner:
         )
         return output.logits[0]  # type: ignore[no-any-return]
 
-    def _score(self, logits: Tensor, chunks: Sequence[ScheduledChunk]) -> Iterator[tuple[Request, Measured]]:
+    def _score(self, logits: Tensor, chunks: Sequence[ScheduledChunk]) -> Iterator[tuple[Request, LogprobsTensors]]:
         """`logits` [scored places, vocab] -> what the model says of the prompt tokens behind the chunks' places."""
         start = 0
         for chunk in chunks:
-            request, places = chunk.request, chunk.scored
-            next_tokens = request.token_ids(places.start + 1, places.stop + 1)
-            num_top = [request.params.prompt_logprobs or 0] * len(places)
-            yield request, self.sampler.score(logits[start : start + len(places)], next_tokens, num_top)
-            start += len(places)
+            request, positions = chunk.request, chunk.scored
+            next_tokens = request.token_ids(positions.start + 1, positions.stop + 1)
+            num_top = [request.params.prompt_logprobs or 0] * len(positions)
+            yield request, self.sampler.score(logits[start : start + len(positions)], next_tokens, num_top)
+            start += len(positions)

@@ -16,41 +16,41 @@ import torch
 from torch import Tensor
 
 from batchgen.engine.logits import adjust, is_adjusted
-from batchgen.engine.request import Failed, Outcome, Request, Sampled, TokenLogprobs
-from batchgen.models.backends import Chosen, SamplingBackend, SamplingRows
+from batchgen.engine.request import Failed, Outcome, Request, SampledToken, TokenLogprobs
+from batchgen.models.backends import SampledTokens, SamplingBackend, SamplingRows
 from batchgen.models.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SamplerOutput:
     """What a step chose. It may still be on the device, which may not have computed it yet."""
 
     requests: Sequence[Request]  # one a row
-    chosen: Chosen
+    sampled: SampledTokens
     adjusted: frozenset[int]  # rows that were not chosen from the model's own logits
     with_logprobs: Sequence[int]  # rows of `measured`
-    measured: Measured | None
+    measured: LogprobsTensors | None
 
     def outcomes(self) -> list[Outcome]:
         """For each row its token, or the error that ends it. Waits for the device."""
         infos: dict[int, TokenLogprobs] = {}
         if self.measured is not None:
             infos = dict(zip(self.with_logprobs, self.measured.read(), strict=True))
-        tokens, best = self.chosen.tokens.tolist(), self.chosen.best
+        tokens, best = self.sampled.tokens.tolist(), self.sampled.best
         failed = set() if bool(best.isfinite().all()) else set(_where((~best.isfinite()).tolist()))
         return [
-            self._failed(row) if row in failed else Sampled(token_id, infos.get(row))
+            self._failed(row) if row in failed else SampledToken(token_id, infos.get(row))
             for row, token_id in enumerate(tokens)
         ]
 
-    def on_host(self, copy: Callable[[Tensor], Tensor]) -> Choice:
+    def on_host(self, copy: Callable[[Tensor], Tensor]) -> SamplerOutput:
         """The same made of copies."""
         measured = None if self.measured is None else self.measured.on_host(copy)
-        return replace(self, chosen=Chosen(*map(copy, self.chosen)), measured=measured)
+        return replace(self, sampled=SampledTokens(*map(copy, self.sampled)), measured=measured)
 
     def _failed(self, row: int) -> Failed:
         request = self.requests[row]
-        if row in self.adjusted and float(self.chosen.best[row]) == -torch.inf:
+        if row in self.adjusted and float(self.sampled.best[row]) == -torch.inf:
             return Failed(_nothing_left(request))
         num_tokens = request.num_prompt_tokens + len(request.output_token_ids)
         return Failed(f"the model's logits are not finite after {num_tokens} tokens; a wider model.dtype may help")
@@ -66,7 +66,7 @@ class Sampler:
         self._unused = unused_token_ids
         self._backend = backend
 
-    def choose(self, logits: Tensor, requests: Sequence[Request], rows: SamplingRows | None) -> Choice:
+    def sample(self, logits: Tensor, requests: Sequence[Request], rows: SamplingRows | None) -> SamplerOutput:
         """`logits` [rows, vocab], which may change. Reads nothing back from the device.
 
         Rows that ask for nothing cost one maximum.
@@ -85,17 +85,17 @@ class Sampler:
             changed = logits[adjusted_rows]
             adjust(changed, [requests[row] for row in adjusted])
             logits[adjusted_rows] = changed
-        chosen = self._backend.choose(logits, rows)
+        sampled = self._backend.sample(logits, rows)
         measured = None
         if logprobs is not None:
             num_top = [requests[row].params.logprobs or 0 for row in with_logprobs]
-            measured = measure(logprobs, chosen.tokens[measured_rows], num_top)
-        return Choice(requests, chosen, frozenset(adjusted), with_logprobs, measured)
+            measured = gather_logprobs(logprobs, sampled.tokens[measured_rows], num_top)
+        return SamplerOutput(requests, sampled, frozenset(adjusted), with_logprobs, measured)
 
-    def score(self, logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> Measured:
+    def score(self, logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> LogprobsTensors:
         """`logits` [tokens, vocab] of the places before these tokens of prompts -> what the model says of each."""
         (tokens,) = to_device([np.array(token_ids)], logits.device)
-        return measure(raw_logprobs(logits.float(), self._unused), tokens, num_top)
+        return gather_logprobs(raw_logprobs(logits.float(), self._unused), tokens, num_top)
 
 
 def _where(conditions: Iterable[bool]) -> list[int]:
@@ -108,7 +108,7 @@ def _nothing_left(request: Request) -> str:
     return "no token is left to choose: logit_bias, bad_words, min_tokens and structured together forbid every one"
 
 
-class Measured(NamedTuple):
+class LogprobsTensors(NamedTuple):
     """Of one token a row. It may still be on the device."""
 
     tokens: Tensor  # [rows]
@@ -118,10 +118,10 @@ class Measured(NamedTuple):
     top_logprobs: Tensor  # [rows, most of num_top]
     num_top: Sequence[int]  # [rows]
 
-    def on_host(self, copy: Callable[[Tensor], Tensor]) -> Measured:
+    def on_host(self, copy: Callable[[Tensor], Tensor]) -> LogprobsTensors:
         """The same made of copies."""
         tokens, logprobs, ranks, top_ids, top_logprobs = map(copy, self[:5])
-        return Measured(tokens, logprobs, ranks, top_ids, top_logprobs, self.num_top)
+        return LogprobsTensors(tokens, logprobs, ranks, top_ids, top_logprobs, self.num_top)
 
     def read(self) -> list[TokenLogprobs]:
         """Waits for the device."""
@@ -144,9 +144,9 @@ def raw_logprobs(logits: Tensor, unused_token_ids: Tensor) -> Tensor:
     return logprobs
 
 
-def measure(logprobs: Tensor, tokens: Tensor, num_top: Sequence[int]) -> Measured:
+def gather_logprobs(logprobs: Tensor, tokens: Tensor, num_top: Sequence[int]) -> LogprobsTensors:
     """For each row of `logprobs` [rows, vocab] those of its token, `tokens` [rows], and of its `num_top` best."""
-    chosen = logprobs.gather(-1, tokens[:, None])
-    ranks = (logprobs > chosen).sum(-1) + 1
+    sampled = logprobs.gather(-1, tokens[:, None])
+    ranks = (logprobs > sampled).sum(-1) + 1
     values, ids = logprobs.topk(min(max(num_top), logprobs.shape[-1]), -1)
-    return Measured(tokens, chosen[:, 0], ranks, ids, values, num_top)
+    return LogprobsTensors(tokens, sampled[:, 0], ranks, ids, values, num_top)

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 
 from batchgen.engine.admission import ExpectedTokens, Reservation
 from batchgen.engine.prefix_cache import PrefixCache
-from batchgen.engine.request import Outcome, Request, RequestStatus, close_gaps
+from batchgen.engine.request import Outcome, Request, RequestStatus, remove_finished
 from batchgen.engine.request_blocks import FoundBlocks, RequestBlocks
 from batchgen.engine.step import Admission, ScheduledChunk, SchedulerOutput
 from batchgen.errors import CapacityError
@@ -78,18 +78,18 @@ class Scheduler:
             self._admit_waiting(step)
         return step
 
-    def expect(self, step: SchedulerOutput) -> None:
+    def mark_pending(self, step: SchedulerOutput) -> None:
         """The next step is decided before the outcomes of this one are known.
 
         Its tokens are pending from here on, and whoever gets its last one needs no blocks any more.
         """
         for request in step.sampled_requests:
             request.num_pending_tokens = int(request.status < RequestStatus.FINISHED)
-        over = [request for request in step.sampled_requests if request.is_over]
+        over = [request for request in step.sampled_requests if request.is_done]
         for request in over:
-            self.blocks.give_back(request)
+            self.blocks.release(request)
         if over:
-            self._let_go()
+            self._remove_finished()
 
     def update(self, step: SchedulerOutput, outcomes: Sequence[Outcome]) -> list[Request]:
         """Take what `step.sampled_requests` got; returns the requests that ended. Steps come in their order."""
@@ -103,10 +103,10 @@ class Scheduler:
         for request in finished:
             self._finish(request)
         if finished:
-            self._let_go()
+            self._remove_finished()
         return finished
 
-    def take_back(self, step: SchedulerOutput) -> None:
+    def rollback(self, step: SchedulerOutput) -> None:
         """Nothing of the step was computed, for want of memory: undo it, and make steps at most half as large.
 
         The outcomes of the step before are known. Everything that runs gives its blocks back and comes again in the
@@ -116,19 +116,19 @@ class Scheduler:
         # A row that decodes takes one token, so rows are limited by tokens.
         self.max_batched_tokens = step.num_tokens // 2
         self.max_num_seqs = min(self.max_num_seqs, self.max_batched_tokens)
-        self.cache.forget_step()
+        self.cache.rollback_step()
         for chunk in step.chunks:
             chunk.request.num_computed_tokens = chunk.start
             self._unfork(chunk)
         while self.running:
             self._preempt(self.running[-1], step)
         for admission in step.admissions:
-            self._take_back_admission(admission)
+            self._rollback_admission(admission)
 
-    def _let_go(self) -> None:
+    def _remove_finished(self) -> None:
         """Whoever is over leaves."""
-        self.waiting = deque(request for request in self.waiting if not request.is_over)
-        self.running = close_gaps(self.running, {request.row_index for request in self.waiting})
+        self.waiting = deque(request for request in self.waiting if not request.is_done)
+        self.running = remove_finished(self.running, {request.row_index for request in self.waiting})
 
     # Running requests
 
@@ -137,7 +137,7 @@ class Scheduler:
         for request in self._running_in_order():
             if step.num_tokens_left == 0:
                 break
-            num_tokens = step.most_tokens(request)
+            num_tokens = step.num_schedulable_tokens(request)
             if num_tokens and not self._make_room(request, num_tokens, step):
                 return False
             if num_tokens:
@@ -176,7 +176,7 @@ class Scheduler:
             assert self.running.pop() is victim
             self.waiting.appendleft(victim)
         victim.status, victim.num_lost_tokens = RequestStatus.PREEMPTED, victim.num_computed_tokens
-        self.blocks.give_back(victim)
+        self.blocks.release(victim)
         step.preempted.append(victim)
 
     def _fail(self, request: Request, step: SchedulerOutput) -> None:
@@ -217,7 +217,7 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
         self.running.append(request)
         # A later sample admitted in the step that computes its prompt has no token to compute yet.
-        num_tokens = step.most_tokens(request)
+        num_tokens = step.num_schedulable_tokens(request)
         if num_tokens and self._make_room(request, num_tokens, step):
             self._schedule_chunk(request, num_tokens, step)
             copies, repeats = self.blocks.copies_for(request, found)
@@ -256,7 +256,7 @@ class Scheduler:
         request.later_samples = ()
         return samples
 
-    def _take_back_admission(self, admission: Admission) -> None:
+    def _rollback_admission(self, admission: Admission) -> None:
         """The request is as it was before it came: its next admission is accounted for in place of this one."""
         request = admission.request
         if admission.is_first:
@@ -274,7 +274,7 @@ class Scheduler:
 
     def _finish(self, request: Request) -> None:
         is_sound = request.finish_reason is not FinishReason.ERROR
-        self.blocks.give_back(request, is_sound=is_sound)
+        self.blocks.release(request, is_sound=is_sound)
         if is_sound:
             self.expected_tokens.observe(len(request.output_token_ids))
 

@@ -106,7 +106,7 @@ class SchedulerOutput:
     def num_tokens(self) -> int:
         return sum(chunk.num_tokens for chunk in self.chunks)
 
-    def most_tokens(self, request: Request) -> int:
+    def num_schedulable_tokens(self, request: Request) -> int:
         """How many tokens of the request fit what is left of the step."""
         num_tokens = min(request.num_uncomputed_tokens, self.num_tokens_left)
         return min(num_tokens, self.num_prompt_logits_left) if request.computes_whole_prompt else num_tokens

@@ -76,23 +76,23 @@ class RemotePath:
         return RemotePath(self.fs, self.path.rpartition("/")[0])
 
     def exists(self) -> bool:
-        with self._asked():
+        with self._request():
             return bool(self.fs.exists(self.path))
 
     def is_dir(self) -> bool:
-        with self._asked():
+        with self._request():
             return bool(self.fs.isdir(self.path))
 
     def is_file(self) -> bool:
         """True where `open` would find something. Unlike fsspec's own, it does not take a refusal for an absence."""
-        with self._asked():
+        with self._request():
             try:
                 return bool(self.fs.info(self.path)["type"] == "file")
             except FileNotFoundError:
                 return False
 
     def iterdir(self) -> Iterator[RemotePath]:
-        with self._asked():
+        with self._request():
             found = self.fs.ls(self.path, detail=False) if self.fs.isdir(self.path) else []
         own = self.path.strip("/")
         return (RemotePath(self.fs, path.rstrip("/")) for path in sorted(found) if path.strip("/") != own)
@@ -103,17 +103,17 @@ class RemotePath:
 
     def find(self) -> list[RemotePath]:
         """All files in the folder, at any depth."""
-        with self._asked():
+        with self._request():
             return [RemotePath(self.fs, path) for path in self.fs.find(self.path)]
 
     def expand(self) -> list[RemotePath]:
         """What the path matches as a pattern."""
-        with self._asked():
+        with self._request():
             return [RemotePath(self.fs, path) for path in self.fs.glob(self.path)]
 
     def state(self) -> FileState:
         """Size and stamp as they are now."""
-        with self._asked():
+        with self._request():
             info = self.fs.info(self.path)
             stamp = next((info[name] for name in _STAMPS if info.get(name)), None) or self._modified()
             return FileState(info.get("size"), None if stamp is None else str(stamp))
@@ -128,7 +128,7 @@ class RemotePath:
         return self._open()
 
     def read_bytes(self) -> bytes:
-        with self._asked():
+        with self._request():
             return bytes(self.fs.cat_file(self.path))
 
     def read_text(self, encoding: str = "utf-8") -> str:
@@ -136,12 +136,12 @@ class RemotePath:
 
     def write_bytes(self, data: bytes) -> None:
         """Put a small object, whole where the store does that."""
-        with self._asked():
+        with self._request():
             self.fs.pipe_file(self.path, data)
 
     def create(self, data: bytes) -> None:
         """As `write_bytes`; FileExistsError if there is one. A store that cannot tell in one go may let two pass."""
-        with self._asked():
+        with self._request():
             if not self._is(_EXCLUSIVE):
                 if self.fs.exists(self.path):
                     raise FileExistsError
@@ -154,7 +154,7 @@ class RemotePath:
 
     def put(self, local: Path) -> None:
         """Copy a local file here. A kill at any instant leaves what was here before, or the whole file."""
-        with self._asked():
+        with self._request():
             if self._is(_WHOLE_PUT):
                 self.fs.put_file(str(local), self.path)
                 return
@@ -165,31 +165,31 @@ class RemotePath:
 
     def fetch(self, local: Path) -> Path:
         """Copy the file to a local one."""
-        with self._asked():
+        with self._request():
             self.fs.get_file(self.path, str(local))
         return local
 
     def unlink(self, missing_ok: bool = False) -> None:
-        with self._asked():
+        with self._request():
             if not missing_ok or self.fs.exists(self.path):
                 self.fs.rm_file(self.path)
 
     def remove(self) -> None:
         """The file, or the folder and all in it; nothing happens where there is none."""
-        with self._asked():
+        with self._request():
             if self.fs.exists(self.path):
                 self.fs.rm(self.path, recursive=True)
 
     def mkdir(self, parents: bool = True, exist_ok: bool = True) -> None:
         """Where folders are more than names."""
         if not self._is(_WHOLE_PUT):
-            with self._asked():
+            with self._request():
                 self.fs.makedirs(self.path, exist_ok=exist_ok)
 
     def rmdir(self) -> None:
         """Where folders are more than names. OSError if it is not empty."""
         if not self._is(_WHOLE_PUT):
-            with self._asked():
+            with self._request():
                 self.fs.rmdir(self.path)
 
     def _is(self, protocols: set[str]) -> bool:
@@ -203,11 +203,11 @@ class RemotePath:
             return None
 
     def _open(self, **options: Any) -> io.BufferedReader:
-        with self._asked():
+        with self._request():
             return io.BufferedReader(Reader(self, self.fs.open(self.path, "rb", **options)), _BUFFER_BYTES)
 
     @contextmanager
-    def _asked(self) -> Iterator[None]:
+    def _request(self) -> Iterator[None]:
         """A block that asks the store: nothing it hears is older than the block."""
         with naming_faults(self):
             self.fs.invalidate_cache()

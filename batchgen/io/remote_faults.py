@@ -17,19 +17,19 @@ _HTTP_QUERY = re.compile(r"(https?://[^\s'\"?#]*)[?#][^\s'\"]*")
 
 
 @contextmanager
-def naming_faults(place: object) -> Iterator[None]:
+def naming_faults(path: object) -> Iterator[None]:
     """What goes wrong inside becomes an OSError that names the place."""
     try:
         yield
     except Exception as error:  # clients raise whatever they like
-        raise _os_error(error, str(place)) from error
+        raise _os_error(error, str(path)) from error
 
 
 class Reader(io.RawIOBase):
     """A file of fsspec whose faults are OSErrors that name it."""
 
-    def __init__(self, place: object, file: Any) -> None:
-        self._place = place
+    def __init__(self, path: object, file: Any) -> None:
+        self._path = path
         self._file = file
 
     def readable(self) -> bool:
@@ -39,13 +39,13 @@ class Reader(io.RawIOBase):
         return bool(self._file.seekable())
 
     def readinto(self, buffer: Any) -> int:
-        with naming_faults(self._place):
+        with naming_faults(self._path):
             data = self._file.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        with naming_faults(self._place):
+        with naming_faults(self._path):
             return int(self._file.seek(offset, whence))
 
     def tell(self) -> int:
@@ -62,16 +62,14 @@ def without_query(text: str) -> str:
     return _HTTP_QUERY.sub(r"\1", text)
 
 
-def _os_error(error: Exception, place: str) -> OSError:
+def _os_error(error: Exception, path: str) -> OSError:
     if isinstance(error, FileNotFoundError):
-        return FileNotFoundError(errno.ENOENT, "no such file or folder", place)
+        return FileNotFoundError(errno.ENOENT, "no such file or folder", path)
     if isinstance(error, FileExistsError):
-        return FileExistsError(errno.EEXIST, "exists already", place)
+        return FileExistsError(errno.EEXIST, "exists already", path)
     if isinstance(error, NotImplementedError):
-        return OSError(errno.EOPNOTSUPP, "this kind of store cannot do that", place)
+        return OSError(errno.EOPNOTSUPP, "this kind of store cannot do that", path)
     if isinstance(error, ValueError) and "range requests" in str(error):
-        return OSError(
-            errno.EOPNOTSUPP, "the server gives no parts of a file (Range); copy it to a local folder", place
-        )
+        return OSError(errno.EOPNOTSUPP, "the server gives no parts of a file (Range); copy it to a local folder", path)
     number = errno.EACCES if isinstance(error, PermissionError) else getattr(error, "errno", None) or errno.EIO
-    return OSError(number, without_query(str(error)) or type(error).__name__, place)
+    return OSError(number, without_query(str(error)) or type(error).__name__, path)

@@ -9,7 +9,7 @@ from batchgen.io.input.readers import Input, open_input
 from batchgen.io.output.folder import OutputFolder
 from batchgen.io.output.unfinished import export_with_input
 from batchgen.io.remote import Location, state_of
-from batchgen.job.fingerprint import RunState, read_earlier
+from batchgen.job.fingerprint import RunState, read_earlier_run
 from batchgen.spec.load import Job
 
 
@@ -18,7 +18,7 @@ def export_job(job: Job, folder: OutputFolder, to: Path) -> int:
 
     Raises InputError where the input is not the one that the run in the folder reads, else as `export_committed`.
     """
-    earlier = read_earlier(folder)
+    earlier = read_earlier_run(folder)
     if earlier is None:
         raise OutputError(f"{folder.path}: no run in it that has generated a row")
     source = open_input(job.spec.input)

@@ -79,19 +79,19 @@ class RunState:
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
+class EarlierRun:
     """A run that is in the output folder already."""
 
     state: RunState
     is_finished: bool
 
 
-def read_earlier(folder: OutputFolder) -> Earlier | None:
+def read_earlier_run(folder: OutputFolder) -> EarlierRun | None:
     """The run in a folder; None where there is none, or, which is logged, where it cannot be told which."""
     is_finished = folder.success.exists()
     read, path = (_in_job_yaml, folder.job_yaml) if is_finished else (_in_run_json, folder.run_json)
     try:
-        return Earlier(RunState.from_dict(read(path)), is_finished)
+        return EarlierRun(RunState.from_dict(read(path)), is_finished)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, YAMLError) as error:
@@ -108,7 +108,7 @@ def _in_job_yaml(path: Location) -> Any:
 
 
 _CHUNK_BYTES = 1 << 20
-_IN_WORDS = re.compile(r"(?s)(.*), (\d+) bytes, blake2b (\w+)")
+_FILE_DESCRIPTION = re.compile(r"(?s)(.*), (\d+) bytes, blake2b (\w+)")
 _KEY = "input file "
 
 
@@ -117,7 +117,7 @@ def input_key(number: int) -> str:
     return f"{_KEY}{number + 1}"
 
 
-def in_words(path: Location, size: int | None, digest: str) -> str:
+def describe_file(path: Location, size: int | None, digest: str) -> str:
     """What a fingerprint says of an input file."""
     return f"{path}, {size} bytes, blake2b {digest}"
 
@@ -145,10 +145,10 @@ def appended_files(old: Mapping[str, str], new: Mapping[str, str], files: Sequen
 
 def _has_grown(path: Location, old: str) -> bool:
     """Whether a local file still begins with all its old lines, each ended as it was."""
-    known = _IN_WORDS.fullmatch(old)
+    known = _FILE_DESCRIPTION.fullmatch(old)
     if known is None or known[1] != str(path) or not isinstance(path, Path):
         return False
-    with reading(path):
+    with as_input_error(path):
         if is_compressed(path) or path.stat().st_size <= int(known[2]):
             return False
         return digest_of_start(path, int(known[2])) == known[3] and _is_between_lines(path, int(known[2]))
@@ -165,7 +165,7 @@ def _is_between_lines(path: Path, at: int) -> bool:
 
 
 @contextmanager
-def reading(path: Location) -> Iterator[None]:
+def as_input_error(path: Location) -> Iterator[None]:
     """A block that reads an input file. Raises InputError naming it."""
     try:
         yield

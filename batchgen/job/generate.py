@@ -22,7 +22,7 @@ from batchgen.job.results import Results
 from batchgen.job.target import Target
 from batchgen.log import event
 from batchgen.models.attention import IMPLEMENTATION, Backend, make_backend
-from batchgen.models.backends import kernels_made_ready
+from batchgen.models.backends import warm_up
 from batchgen.models.device import available_memory, can_measure_memory, keep_freed_memory
 from batchgen.models.fuse import fuse
 from batchgen.models.kv_cache import PoolSize
@@ -81,7 +81,7 @@ class Generation:
         However it ends, the rows that finished are committed. Raises Interrupted after the step in which a signal came.
         """
         num_done, stats = results.counts.num_done, self.engine.stats
-        results.count_into(stats)
+        results.resume_counters(stats)
         num_rows = num_done + len(self.plan.order)
         progress = Progress(num_rows, num_done, stats, self.pool.num_blocks, quiet=quiet)
         with interrupt.deferred(), results.committed_at_end(), progress:
@@ -112,17 +112,17 @@ class Generation:
 
     def requests(self) -> Iterator[Request]:
         """The first sample of every row in visiting order, with the others, made when the engine wants them."""
-        for place, position in enumerate(self.plan.order):
+        for visit_index, position in enumerate(self.plan.order):
             params = self.rows.sampling.params(position)
-            first, *later = (self._request(place, params, sample) for sample in range(params.n))
+            first, *later = (self._request(visit_index, params, sample) for sample in range(params.n))
             first.later_samples = later
             for sample in later:  # what is known of the prompt is known for all of them
                 sample.prompt_logprobs = first.prompt_logprobs
             yield first
 
-    def _request(self, place: int, params: SamplingParams, sample: int) -> Request:
-        rows, plan, position = self.rows, self.plan, self.plan.order[place]
-        token_ids, num_seen = rows.store[position], int(plan.seen[place])
+    def _request(self, visit_index: int, params: SamplingParams, sample: int) -> Request:
+        rows, plan, position = self.rows, self.plan, self.plan.order[visit_index]
+        token_ids, num_seen = rows.store[position], int(plan.seen[visit_index])
         num_findable = num_seen if self.engine.scheduler.cache.enabled else 0
         ends = params.stop_token_ids | (frozenset() if params.ignore_eos else self.target.info.eos_token_ids)
         grammars, form = self.target.token_values.grammars, params.structured
@@ -130,9 +130,9 @@ class Generation:
             row_index=rows.row_indices[position],
             prompt_token_ids=token_ids,
             params=params,
-            draw_key=rows.draw_key(position),
+            rng_key=rows.rng_key(position),
             max_tokens=int(rows.max_tokens[position]),
-            shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[place]),
+            shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[visit_index]),
             hit_ceiling=self._hit_ceiling(len(token_ids), num_findable, params),
             num_unique_tokens=len(token_ids) - num_seen,
             num_seen_tokens=num_findable,
@@ -173,7 +173,7 @@ def prepare_generation(
     if target.device.type == "cpu":
         limit_threads()
     backend, settings = make_backend(target.attention), _engine_settings(job, target)
-    with watch.part("load"), kernels_made_ready(backend, target.layers[0], target.info.dtype):
+    with watch.part("load"), warm_up(backend, target.layers[0], target.info.dtype):
         model = load_weights(target.info, job.spec.model, target.device, IMPLEMENTATION)
         if target.attention == "cpu":
             keep_freed_memory()
@@ -186,7 +186,7 @@ def prepare_generation(
     ready = event("weights_loaded", device=str(target.device), blocks=pool.num_blocks)
     log.info("the model is ready on %s, with %d KV blocks", target.device, pool.num_blocks, extra=ready)
     groups = RowGroups(plan, len(rows), job.spec.engine.block_size)
-    outputs = Outputs(target.info.tokenizer, rows.places, token_ids=job.spec.output.token_ids)
+    outputs = Outputs(target.info.tokenizer, rows.locations, token_ids=job.spec.output.token_ids)
     return Generation(target, rows, plan, groups, pool, engine, outputs)
 
 

@@ -7,13 +7,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from batchgen.engine.request import Request, TokenLogprobs
-from batchgen.io.input.rows import Places
+from batchgen.io.input.rows import RowLocations
 from batchgen.prompts.detokenize import Detokenizer, StopMatcher, TokenTexts
 from batchgen.prompts.row_sampling import RowSampling
 from batchgen.request_output import RequestOutput
 from batchgen.sampling_params import SamplingParams
 from batchgen.spec.job_spec import OutputSpec
-from batchgen.stats.resumed import origin_of
+from batchgen.stats.resumed import origin_values
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _NO_LOGPROBS: dict[str, Any] = {"logprob": None, "rank": None, "top": None}
 
 
-def columns_on_request(output: OutputSpec, sampling: RowSampling) -> set[str]:
+def optional_columns(output: OutputSpec, sampling: RowSampling) -> set[str]:
     """The columns that only some jobs have: where a row, or the job, asks for what is in them."""
     asked = {name for name in ("logprobs", "prompt_logprobs") if sampling.asks(name)}
     return asked | {"completion_token_ids"} if output.token_ids else asked
@@ -33,15 +33,15 @@ def _origin(request: Request) -> list[int] | None:
         return []
     if request.origin is None:
         return None
-    return origin_of(request.origin, request.hit_ceiling, request.num_unique_tokens)
+    return origin_values(request.origin, request.hit_ceiling, request.num_unique_tokens)
 
 
 class Outputs:
     """Makes the outputs of one job."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, places: Places, *, token_ids: bool) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, locations: RowLocations, *, token_ids: bool) -> None:
         self._tokenizer = tokenizer
-        self._places = places
+        self._locations = locations
         self._token_ids = token_ids
         self._detokenizers: dict[bool, Detokenizer] = {}
 
@@ -57,7 +57,7 @@ class Outputs:
             finish_reason=request.finish_reason,
             sample_index=request.sample_index,
             completion=self._text(request) if request.output_token_ids else None,
-            error=None if request.error is None else f"{self._places[request.row_index]}: {request.error}",
+            error=None if request.error is None else f"{self._locations[request.row_index]}: {request.error}",
             prompt_tokens=request.num_prompt_tokens,
             completion_tokens=len(request.output_token_ids),
             cached_tokens=request.num_cached_tokens,

@@ -50,7 +50,7 @@ def fit_pool(
     too_long = plan.order[rows.store.lengths(plan.order) > capacity]
     for position in too_long.tolist():
         row_index, length = rows.row_indices[position], len(rows.store[position])
-        bad_rows.fail(row_index, _does_not_fit(rows.places[row_index], length, capacity), length)
+        bad_rows.fail(row_index, _does_not_fit(rows.locations[row_index], length, capacity), length)
     if len(too_long):
         plan = plan_rows(job, target, rows, np.setdiff1d(plan.order, too_long))
     return plan, pool
@@ -65,8 +65,8 @@ def bytes_for_steps(target: Target, rows: TokenisedRows, num_rows: int) -> int:
     return step_bytes(info.config.hidden_size, info.vocab_size, num_logits, target.max_batched_tokens, info.dtype)
 
 
-def _does_not_fit(place: str, length: int, capacity: int) -> str:
+def _does_not_fit(location: str, length: int, capacity: int) -> str:
     return (
-        f"{place}: the prompt needs {length} tokens of KV cache, the whole pool has "
+        f"{location}: the prompt needs {length} tokens of KV cache, the whole pool has "
         f"{capacity}; raise engine.num_blocks or engine.memory_fraction"
     )

@@ -12,7 +12,7 @@ from batchgen.log import event
 from batchgen.stats.counters import RunStats
 
 _REDRAW_SECONDS = 0.2
-_SAY_SECONDS = 30.0  # in the log, where there is no bar
+_LOG_SECONDS = 30.0  # in the log, where there is no bar
 
 log = logging.getLogger("batchgen")
 
@@ -32,7 +32,7 @@ class Progress:
         self._num_done = num_done
         # None: tqdm finds out whether stderr is a terminal
         self._bar = tqdm(total=num_rows, initial=num_done, unit="row", disable=True if quiet else None)
-        self._begin = self._shown = self._said = time.perf_counter()
+        self._begin = self._shown = self._log_finished = time.perf_counter()
         self._earlier_tokens = stats.num_sampled_tokens  # of earlier sessions
         self._has_token = False  # of this one
 
@@ -52,9 +52,9 @@ class Progress:
             log.info("the first token is there", extra=event("first_token"))
         self._bar.update(num_ended)
         now = time.perf_counter()
-        if self._bar.disable and now - self._said >= _SAY_SECONDS:
-            self._said = now
-            self._say(now)
+        if self._bar.disable and now - self._log_finished >= _LOG_SECONDS:
+            self._log_finished = now
+            self._log_progress(now)
         step = self._stats.last_step
         if self._bar.disable or step is None or now - self._shown < _REDRAW_SECONDS:
             return
@@ -64,7 +64,7 @@ class Progress:
             f"hits {100 * (self._stats.hit_rate or 0):.0f} %, KV {100 * step.num_used_blocks / self._num_blocks:.0f} %"
         )
 
-    def _say(self, now: float) -> None:
+    def _log_progress(self, now: float) -> None:
         rate = self._rate(now)
         figures = event(
             "progress", done=self._num_done, rows=self._num_rows, tokens_per_second=rate, hit_rate=self._stats.hit_rate

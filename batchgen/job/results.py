@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from batchgen.errors import InputError, OutputError
 from batchgen.io.input.readers import Input
-from batchgen.io.output.folder import OutputFolder, written_whole
+from batchgen.io.output.folder import OutputFolder, atomic_write
 from batchgen.io.output.writers import ResultWriter
 from batchgen.log import event
 from batchgen.plan.token_store import Positions
@@ -31,7 +31,7 @@ from batchgen.stats.stopwatch import Stopwatch
 
 log = logging.getLogger("batchgen")
 
-_MOST_SAID = 10  # failed rows in the log; the output has all
+_MAX_LOGGED = 10  # failed rows in the log; the output has all
 
 
 def max_errors(spec: JobSpec) -> int | None:
@@ -45,7 +45,7 @@ class Results:
     Raises InputError when those hold more bad rows than the job allows.
     """
 
-    def __init__(self, writer: ResultWriter, spec: JobSpec, work: Work) -> None:
+    def __init__(self, writer: ResultWriter, spec: JobSpec, work: WorkLog) -> None:
         self.counts = RowCounts()
         self.earlier = CommittedRows()
         self._work = work
@@ -70,7 +70,7 @@ class Results:
 
     def _write(self, samples: Sequence[RequestOutput]) -> None:
         if self._writer.write(*samples):
-            self._work.note()
+            self._work.save()
         self._count(samples)
 
     def _resume(self) -> npt.NDArray[np.int64]:
@@ -87,14 +87,14 @@ class Results:
         return np.sort(np.frombuffer(committed, np.int64)) if committed else np.empty(0, np.int64)
 
     def _is_committed(self, row_index: int) -> bool:
-        place = int(np.searchsorted(self._committed, row_index))
-        return place < len(self._committed) and int(self._committed[place]) == row_index
+        position = int(np.searchsorted(self._committed, row_index))
+        return position < len(self._committed) and int(self._committed[position]) == row_index
 
     def _count(self, samples: Sequence[RequestOutput]) -> None:
         """A row is as bad as the worst of its samples."""
         output = next((sample for sample in samples if sample.finish_reason is FinishReason.ERROR), samples[0])
         self.counts.observe(output)
-        if output.finish_reason is FinishReason.ERROR and self.counts.num_failed <= _MOST_SAID:
+        if output.finish_reason is FinishReason.ERROR and self.counts.num_failed <= _MAX_LOGGED:
             log.info("%s", output.error, extra=event("row_failed", row=output.row_index, error=output.error))
         if self._max_errors is not None and self.counts.num_failed > self._max_errors:
             raise InputError(
@@ -117,10 +117,10 @@ class Results:
         )
         self._write([output])
 
-    def count_into(self, stats: RunStats) -> None:
+    def resume_counters(self, stats: RunStats) -> None:
         """Let the counters of this session go on from those of the earlier ones, and be noted at every commit."""
         self.earlier.add_to(stats)
-        self._work.go_on(stats)
+        self._work.resume(stats)
 
     @contextmanager
     def committed_at_end(self) -> Iterator[None]:
@@ -129,24 +129,24 @@ class Results:
             yield
         finally:
             self._writer.commit()
-            self._work.note()
+            self._work.save()
 
     def commit_if_due(self) -> None:
         """Let a commit happen by time also while no row ends."""
         if self._writer.commit_if_due():
-            self._work.note()
+            self._work.save()
 
     def finish(
-        self, source: Input, output: OutputSpec, origin: Mapping[str, str], on_request: Collection[str] = ()
+        self, source: Input, output: OutputSpec, provenance: Mapping[str, str], optional: Collection[str] = ()
     ) -> None:
-        """Write the parts in input order, with those columns `on_request` that only some jobs have.
+        """Write the parts in input order, with those columns `optional` that only some jobs have.
 
-        `origin` is what the parts say of the run that wrote them.
+        `provenance` is what the parts say of the run that wrote them.
         """
-        self._writer.finish(source, output.prefix, output.format, on_request, origin=origin)
+        self._writer.finish(source, output.prefix, output.format, optional, provenance=provenance)
 
 
-class Work:
+class WorkLog:
     """Goes on from what earlier sessions noted. Raises OutputError where that cannot be read."""
 
     def __init__(self, folder: OutputFolder, watch: Stopwatch) -> None:
@@ -159,21 +159,21 @@ class Work:
         try:
             noted = json.loads(self._path.read_text(encoding="utf-8"))
             self._earlier = noted["steps"]
-            watch.go_on_from(noted["seconds"])
+            watch.resume_from(noted["seconds"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise OutputError(
                 f"{self._path}: cannot be read: {error}; remove it to lose the times and steps of earlier sessions"
             ) from error
 
-    def go_on(self, stats: RunStats) -> None:
+    def resume(self, stats: RunStats) -> None:
         """Count the steps of earlier sessions too; `stats` is what is noted from here on."""
         add_work(stats, self._earlier)
         self._stats = stats
 
-    def note(self) -> None:
+    def save(self) -> None:
         """Write down what has been done so far. Raises OutputError if the disk refuses."""
         if self._stats is None:
             return
-        with written_whole(self._path) as temporary:
+        with atomic_write(self._path) as temporary:
             noted = {"seconds": self._watch.seconds(), "steps": work_of(self._stats)}
             temporary.write_text(json.dumps(noted), encoding="utf-8")

@@ -17,15 +17,15 @@ import transformers
 
 from batchgen import __version__
 from batchgen.io.input.readers import open_input
-from batchgen.io.output.folder import OutputFolder, written_whole
+from batchgen.io.output.folder import OutputFolder, atomic_write
 from batchgen.io.output.schema import output_schema
 from batchgen.io.output.writers import ResultWriter
-from batchgen.job.fingerprint import RunState, read_earlier
+from batchgen.job.fingerprint import RunState, read_earlier_run
 from batchgen.job.generate import Generation, prepare_generation
 from batchgen.job.interrupt import Interrupt
-from batchgen.job.outputs import columns_on_request
-from batchgen.job.results import Results, Work
-from batchgen.job.session import Start, decide
+from batchgen.job.outputs import optional_columns
+from batchgen.job.results import Results, WorkLog
+from batchgen.job.session import Start, open_session
 from batchgen.job.settings import Setting, dump_yaml, resolved_document
 from batchgen.job.target import Target, inspect_target
 from batchgen.log import event
@@ -61,20 +61,20 @@ def run_job(
         extra=event("job_started", job=str(job.path), output=str(folder.path)),
     )
     source = open_input(spec.input)
-    earlier = read_earlier(folder)
+    earlier = read_earlier_run(folder)
     folder.check([*source.files, job.path], is_known=earlier is not None)
     with watch.part("inspect"):
         target = inspect_target(job)
-        session = decide(job, target, source.files, folder, earlier, started, only_failed=only_failed)
+        session = open_session(job, target, source.files, folder, earlier, started, only_failed=only_failed)
         if session.start is Start.COMPLETE:
             log.info("%s: this job is complete already; nothing to do", folder.path)
-            return _said(read_report(folder.path))
+            return _log_finished(read_report(folder.path))
         check_weights_fit(target.info, target.device, spec.engine.memory_fraction)
     target, state = target.with_seed(session.state.seed), session.state
     encoder = row_encoder(target, spec.input, state.now)
     with session.claimed(folder):
-        session.recall(folder, spec.output)
-        results = Results(ResultWriter(folder), spec, Work(folder, watch))
+        session.prepare_journal(folder, spec.output)
+        results = Results(ResultWriter(folder), spec, WorkLog(folder, watch))
         with watch.part("tokenise"):
             store = TokenStore(folder.scratch / "tokens.bin")
             rows = tokenise(source, encoder, target, results, store, quiet=quiet)
@@ -82,22 +82,22 @@ def run_job(
             "%d rows can run", len(rows), extra=event("input_read", rows=len(rows), failed=results.counts.num_failed)
         )
         # refuses names and types that cannot be written; those of JSON lines are known only now
-        on_request = columns_on_request(spec.output, rows.sampling)
-        output_schema(source.schema, spec.output.prefix, spec.output.format, on_request)
+        optional = optional_columns(spec.output, rows.sampling)
+        output_schema(source.schema, spec.output.prefix, spec.output.format, optional)
         generation = prepare_generation(job, target, rows, results, watch)
         folder.begin(state.to_json())
         if generation is not None:
             with watch.part("run"):
                 generation.run(results, interrupt or Interrupt(), quiet=quiet)
         with watch.part("write"):
-            results.finish(source, spec.output, {"job": str(job.path), "model": spec.model.path}, on_request)
+            results.finish(source, spec.output, {"job": str(job.path), "model": spec.model.path}, optional)
         report = _report(job, target, results, generation, watch, started)
         write_report(folder, _artifact(report, generation, _resolved_job(job, target, generation, report, state)))
         folder.mark_success()
-    return _said(report)
+    return _log_finished(report)
 
 
-def _said(report: RunReport) -> RunReport:
+def _log_finished(report: RunReport) -> RunReport:
     ended = event("finished", ok=report.num_ok, failed=report.num_failed, exit_code=report.exit_code)
     log.info("finished: %s", report.summary(), extra=ended)
     return report
@@ -114,7 +114,7 @@ def write_report(folder: OutputFolder, artifact: RunArtifact) -> None:
     """Everything that `read_artifact` reads, and the page. Raises OutputError."""
     tables = {"job": job_table(artifact.report), "groups": artifact.groups, "steps": artifact.steps}
     for name, table in tables.items():
-        with written_whole(folder.stats / f"{name}.parquet") as temporary:
+        with atomic_write(folder.stats / f"{name}.parquet") as temporary:
             pq.write_table(table, temporary, compression="zstd")
     folder.write_text("report.json", artifact.report.to_json())
     folder.write_text("job.yaml", dump_yaml(artifact.job))
@@ -129,7 +129,7 @@ def _report(
         stats, figures = generation.engine.stats, generation.figures(earlier)
     else:
         stats = RunStats(job.spec.engine.block_size, target.max_model_len)
-        results.count_into(stats)
+        results.resume_counters(stats)
         figures = PlannedFigures(num_unique_tokens=earlier.num_unique_tokens, hit_ceiling=earlier.hit_ceiling)
     return make_report(
         results.counts,

@@ -15,10 +15,18 @@ import transformers
 
 from batchgen import __version__
 from batchgen.errors import OutputError
-from batchgen.io.output.finished import forget_failed, import_results
+from batchgen.io.output.finished import import_results, remove_failed
 from batchgen.io.output.folder import OutputFolder
 from batchgen.io.remote import Location, state_of
-from batchgen.job.fingerprint import Earlier, RunState, appended_files, digest_of_start, in_words, input_key, reading
+from batchgen.job.fingerprint import (
+    EarlierRun,
+    RunState,
+    appended_files,
+    as_input_error,
+    describe_file,
+    digest_of_start,
+    input_key,
+)
 from batchgen.job.settings import plain
 from batchgen.job.target import Target
 from batchgen.models.identity import model_identity
@@ -48,20 +56,20 @@ class Session:
         """The folder for this session, with what it needs of the earlier ones."""
         return folder.claimed(resume=self.start is Start.RESUMED, reopen=self.start is Start.REOPENED)
 
-    def recall(self, folder: OutputFolder, output: OutputSpec) -> None:
+    def prepare_journal(self, folder: OutputFolder, output: OutputSpec) -> None:
         """Make the journal hold the rows that this session need not run. Raises OutputError."""
         if self.start is Start.REOPENED:
             import_results(folder, output.prefix, output.format, without_failed=self.only_failed)
         elif self.start is Start.RESUMED and self.only_failed:
-            forget_failed(folder)
+            remove_failed(folder)
 
 
-def decide(
+def open_session(
     job: Job,
     target: Target,
     files: Sequence[Location],
     folder: OutputFolder,
-    earlier: Earlier | None,
+    earlier: EarlierRun | None,
     now: datetime,
     *,
     only_failed: bool = False,
@@ -128,14 +136,14 @@ def _content(path: Location, key: str, old: RunState | None) -> tuple[str, int |
 
     In a store, what that says of the object, such as its ETag, stands for the content where there is such a thing.
     """
-    with reading(path):
+    with as_input_error(path):
         size, stamp = state_of(path)
         if isinstance(stamp, str):
             return f"{path}, {size} bytes, {stamp}", None
         known = old.fingerprint.get(key, "") if old and stamp and old.mtimes.get(str(path)) == stamp else ""
-        if known.startswith(in_words(path, size, "")):
+        if known.startswith(describe_file(path, size, "")):
             return known, stamp
-        return in_words(path, size, digest_of_start(path, size)), stamp
+        return describe_file(path, size, digest_of_start(path, size)), stamp
 
 
 def _text(value: Any) -> str:

@@ -21,7 +21,7 @@ from batchgen.errors import OutputError
 from batchgen.io.input.readers import open_input
 from batchgen.io.output.folder import OutputFolder
 from batchgen.job.export import refuse_other_input
-from batchgen.job.fingerprint import read_earlier
+from batchgen.job.fingerprint import read_earlier_run
 from batchgen.job.generate import Generation, prepare_generation
 from batchgen.job.target import inspect_target
 from batchgen.plan.token_store import Positions, TokenStore
@@ -92,7 +92,7 @@ def verify_run(path: str, *, num_rows: int, dtype: str | None = None, quiet: boo
     """
     folder = OutputFolder(path)
     job = _job_alone(read_artifact(folder.path).job, folder, dtype)
-    earlier = read_earlier(folder)
+    earlier = read_earlier_run(folder)
     if earlier is None:
         raise OutputError(f"{folder.path}: its job.yaml does not say what the run was")
     source = open_input(job.spec.input)
@@ -100,10 +100,10 @@ def verify_run(path: str, *, num_rows: int, dtype: str | None = None, quiet: boo
     target = inspect_target(job)
     encoder = row_encoder(target, job.spec.input, earlier.state.now)
     written = _read_written(folder, job.spec.output.prefix)
-    chosen = _Chosen({row_index for row_index, _ in written}, num_rows)
+    chosen = _SelectedRows({row_index for row_index, _ in written}, num_rows)
     with tempfile.TemporaryDirectory(prefix="batchgen-verify-") as scratch:
         rows = tokenise(source, encoder, target, chosen, TokenStore(Path(scratch) / "tokens.bin"), quiet=quiet)
-        _ask_for_gaps(rows)
+        _request_logprobs(rows)
         generation = prepare_generation(job, target, rows, chosen, Stopwatch())
         found = [] if generation is None else list(_compare(generation, written))
     differences = sorted(difference for difference in found if difference is not None)
@@ -119,7 +119,7 @@ def _job_alone(document: Mapping[str, Any], folder: OutputFolder, dtype: str | N
     return Job(JobSpec.model_validate(values), sources, Path(str(folder.job_yaml)))
 
 
-class _Chosen:
+class _SelectedRows:
     """Which rows run: good ones of the run, evenly spread. Bad rows of the input are none of them."""
 
     def __init__(self, good: set[int], num_rows: int) -> None:
@@ -137,7 +137,7 @@ class _Chosen:
         """Rows that failed in the run fail here again; of one that did not, nothing is compared."""
 
 
-def _ask_for_gaps(rows: TokenisedRows) -> None:
+def _request_logprobs(rows: TokenisedRows) -> None:
     distinct = rows.sampling.distinct
     distinct[:] = [replace(params, logprobs=max(params.logprobs or 0, 2)) for params in distinct]
 

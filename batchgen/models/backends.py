@@ -12,11 +12,11 @@ from contextlib import contextmanager
 import torch
 
 from batchgen.models.probe import AttentionLayer
-from batchgen_kernels import Backend, Chosen, CpuBackend, SamplingBackend, SamplingRows
+from batchgen_kernels import Backend, CpuBackend, SampledTokens, SamplingBackend, SamplingRows
 
 
 @contextmanager
-def kernels_made_ready(backend: Backend, layer: AttentionLayer, dtype: torch.dtype) -> Iterator[None]:
+def warm_up(backend: Backend, layer: AttentionLayer, dtype: torch.dtype) -> Iterator[None]:
     """Have the kernels for such layers compiled, or read from disk, beside what is done inside.
 
     LLVM and torch both let go of Python's lock, so a second core has something to do.
@@ -25,9 +25,9 @@ def kernels_made_ready(backend: Backend, layer: AttentionLayer, dtype: torch.dty
         yield
         return
     with ThreadPoolExecutor(1, "kernels") as thread:
-        ready = thread.submit(backend.use_once, layer.num_heads, layer.num_kv_heads, layer.key_head_size, dtype)
+        ready = thread.submit(backend.warm_up, layer.num_heads, layer.num_kv_heads, layer.key_head_size, dtype)
         yield
         ready.result()
 
 
-__all__ = ["Chosen", "SamplingBackend", "SamplingRows"]
+__all__ = ["SampledTokens", "SamplingBackend", "SamplingRows"]

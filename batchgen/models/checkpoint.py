@@ -93,7 +93,7 @@ def _local(spec: ModelSpec, folder: Path, gguf_file: str | None) -> Checkpoint:
 
 
 @contextmanager
-def explained(checkpoint: Checkpoint, what: str) -> Iterator[None]:
+def as_model_error(checkpoint: Checkpoint, what: str) -> Iterator[None]:
     """Whatever a library raises in the block becomes a ModelError: which part of which model, and why."""
     try:
         yield
@@ -146,12 +146,12 @@ def parsed_once(checkpoint: Checkpoint) -> Iterator[None]:
     import gguf  # an extra, and not quick to import
 
     reader, table = cache(_quick_reader(gguf.GGUFReader)), cache(gguf.get_tensor_name_map)
-    with replaced(gguf, "GGUFReader", reader), replaced(gguf, "get_tensor_name_map", table):
+    with patched(gguf, "GGUFReader", reader), patched(gguf, "get_tensor_name_map", table):
         yield
 
 
 @contextmanager
-def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+def patched(module: Any, name: str, value: Any) -> Iterator[None]:
     """In the block `module.name` is `value`."""
     before = getattr(module, name)
     setattr(module, name, value)

@@ -33,7 +33,7 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
 from batchgen.errors import CapacityError, ModelError
-from batchgen.models.checkpoint import Checkpoint, explained, find_checkpoint, parsed_once, replaced
+from batchgen.models.checkpoint import Checkpoint, as_model_error, find_checkpoint, parsed_once, patched
 from batchgen.models.device import available_memory, has_bfloat16
 from batchgen.models.support import refuse_unsupported
 from batchgen.spec.job_spec import ModelSpec
@@ -105,7 +105,7 @@ def load_weights(info: ModelInfo, spec: ModelSpec, device: torch.device, attn_im
     options = checkpoint.options
     if checkpoint.gguf_file is not None:
         options["quantization_config"] = GgufConfig(dequantize=True)
-    with explained(checkpoint, "weights"), _bars_only_on_a_terminal(), parsed_once(checkpoint):
+    with as_model_error(checkpoint, "weights"), _bars_only_on_a_terminal(), parsed_once(checkpoint):
         # pairs the model with a report because of output_loading_info, which the annotation does not know
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             checkpoint.location,
@@ -134,7 +134,7 @@ def check_weights_fit(info: ModelInfo, device: torch.device, fraction: float) ->
 
 
 def _config(checkpoint: Checkpoint, spec: ModelSpec) -> PreTrainedConfig:
-    with explained(checkpoint, "config"):
+    with as_model_error(checkpoint, "config"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             checkpoint.location, trust_remote_code=spec.trust_remote_code, **checkpoint.options
         )
@@ -152,7 +152,7 @@ def _register_own_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> Non
 
 
 def _tokenizer(checkpoint: Checkpoint, spec: ModelSpec) -> PreTrainedTokenizerFast:
-    with explained(checkpoint, "tokenizer"):
+    with as_model_error(checkpoint, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(
             checkpoint.location, trust_remote_code=spec.trust_remote_code, **checkpoint.options
         )
@@ -170,7 +170,7 @@ def _json_file(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     """What a JSON file of the checkpoint sets; nothing if there is no such file, as beside a .gguf file."""
     if checkpoint.gguf_file is not None:
         return {}
-    with explained(checkpoint, name):
+    with as_model_error(checkpoint, name):
         file = cached_file(
             checkpoint.location,
             name,
@@ -222,7 +222,7 @@ def _max_model_len(config: PreTrainedConfig) -> int:
 
 
 def _weight_bytes(checkpoint: Checkpoint, config: PreTrainedConfig, dtype: torch.dtype) -> int:
-    with explained(checkpoint, "config"):
+    with as_model_error(checkpoint, "config"):
         return sum(parameter.nbytes for parameter in _meta_model(config, dtype, "eager").parameters())
 
 
@@ -256,7 +256,7 @@ def _bars_only_on_a_terminal() -> Iterator[None]:
     gguf_loader: Any = modeling_gguf_pytorch_utils  # its bar is not under transformers' own switch
     previous = transformers_logging.set_tqdm_hook(hook)
     try:
-        with replaced(gguf_loader, "tqdm", partial(gguf_loader.tqdm, **quiet)):
+        with patched(gguf_loader, "tqdm", partial(gguf_loader.tqdm, **quiet)):
             yield
     finally:
         transformers_logging.set_tqdm_hook(previous)

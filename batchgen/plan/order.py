@@ -63,20 +63,20 @@ def _sort_runs(tokens: PackedTokens, order: Order, runs: _Runs, pivot: Positions
     sorted among themselves, from the token after it on. So a token is read once, and once more in every round in which
     it lies in the window where its prompt leaves the pivot's path.
     """
-    places, run = _places(runs)
-    rows, pivots = order.positions[places], order.positions[pivot][run]
+    indices, run = _indices(runs)
+    rows, pivots = order.positions[indices], order.positions[pivot][run]
     shared = shared_lengths(tokens, rows, pivots, runs.depth[run])
     key = _sort_key(tokens, rows, pivots, shared)
     by = np.lexsort((key, run))  # stable
-    order.positions[places] = rows[by]
+    order.positions[indices] = rows[by]
     shared, key = shared[by], key[by]
     in_run = run[1:] == run[:-1]
-    order.shared[places[:-1][in_run]] = np.minimum(shared[:-1], shared[1:])[in_run]
+    order.shared[indices[:-1][in_run]] = np.minimum(shared[:-1], shared[1:])[in_run]
     has_ended = (key[1:] & 0xFFFFFFFF) == 0  # then the prompts are equal
-    return _runs(places, in_run & (key[1:] == key[:-1]) & ~has_ended, shared)
+    return _runs(indices, in_run & (key[1:] == key[:-1]) & ~has_ended, shared)
 
 
-def _places(runs: _Runs) -> tuple[Positions, npt.NDArray[np.int32]]:
+def _indices(runs: _Runs) -> tuple[Positions, npt.NDArray[np.int32]]:
     """All places of the runs, and the number of the run that each lies in."""
     sizes = runs.stop - runs.start
     run = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
@@ -94,11 +94,11 @@ def _sort_key(tokens: PackedTokens, rows: Positions, pivots: Positions, shared: 
     return distance << 32 | (token.astype(np.int64) + 1)
 
 
-def _runs(places: Positions, together: npt.NDArray[np.bool_], shared: Lengths) -> _Runs:
+def _runs(indices: Positions, together: npt.NDArray[np.bool_], shared: Lengths) -> _Runs:
     """Maximal stretches of neighbours that stay together; they share one token more than those before them."""
     edges = np.diff(together, prepend=False, append=False)
     first, last = np.flatnonzero(edges)[::2], np.flatnonzero(edges)[1::2]
-    return _Runs(places[first], places[last] + 1, shared[first] + 1)
+    return _Runs(indices[first], indices[last] + 1, shared[first] + 1)
 
 
 def visiting_order(order: Order, tokens: PackedTokens, max_tokens: npt.ArrayLike, block_size: int) -> Order:
@@ -140,32 +140,32 @@ def seen_lengths(order: Order, visited: Positions) -> Lengths:
     `order` is the lexicographic order of the same prompts. In it a prompt shares most with its nearest neighbour, on
     either side, of those visited before it: the least of what the neighbours from the one to the other share.
     """
-    place_of = np.empty(int(visited.max(initial=-1)) + 1, np.int32)
-    place_of[visited] = np.arange(len(visited))
-    place = place_of[order.positions]
+    visit_index_of = np.empty(int(visited.max(initial=-1)) + 1, np.int32)
+    visit_index_of[visited] = np.arange(len(visited))
+    visit_index = visit_index_of[order.positions]
     seen = order.shared_with_before
     # These are visited after all that lie on their left and before all on their right: the value is right already.
-    in_turn = (place == np.arange(len(place))) & (place == np.maximum.accumulate(place))
-    _walk(place[~in_turn], seen[~in_turn], seen.data)
+    in_turn = (visit_index == np.arange(len(visit_index))) & (visit_index == np.maximum.accumulate(visit_index))
+    _walk(visit_index[~in_turn], seen[~in_turn], seen.data)
     return seen
 
 
-def _walk(places: Lengths, shared_with_before: Lengths, seen: memoryview) -> None:
+def _walk(indices: Lengths, shared_with_before: Lengths, seen: memoryview) -> None:
     """Set `seen` for these visiting places, which come in lexicographic order; linear.
 
     A stack keeps the rows that have met no earlier-visited one on their right yet: their places grow.
     """
     waiting: list[int] = []
     with_left: list[int] = []  # what each of them shares with the one before it on the stack
-    for start in range(0, len(places), _CHUNK):
+    for start in range(0, len(indices), _CHUNK):
         chunk = slice(start, start + _CHUNK)
-        for place, shared in zip(places[chunk].tolist(), shared_with_before[chunk].tolist(), strict=True):
+        for visit_index, shared in zip(indices[chunk].tolist(), shared_with_before[chunk].tolist(), strict=True):
             with_next = shared
-            while waiting and waiting[-1] > place:
+            while waiting and waiting[-1] > visit_index:
                 left = with_left.pop()
                 seen[waiting.pop()] = max(left, with_next)
                 with_next = min(left, with_next)
-            waiting.append(place)
+            waiting.append(visit_index)
             with_left.append(with_next)
-    for place, left in zip(waiting, with_left, strict=True):
-        seen[place] = left
+    for visit_index, left in zip(waiting, with_left, strict=True):
+        seen[visit_index] = left

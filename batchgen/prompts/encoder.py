@@ -64,9 +64,9 @@ class PromptEncoder:
         A TemplateError where it was a template that refused the row.
         """
         assert row.error is None, "a row that could not be read has no prompt"
-        with _naming(row.place):
+        with _with_location(row.location):
             token_ids = self._encode(row.values)
-            with _naming(self._where):
+            with _with_location(self._where):
                 self._check(token_ids)
         return token_ids
 
@@ -76,10 +76,10 @@ class PromptEncoder:
             return token_id_list(values, spec.token_ids)
         if spec.text is not None:
             text = text_value(values, spec.text)
-            with _naming(self._where):
+            with _with_location(self._where):
                 return self._text_encoder.encode_raw(text)
         messages = self._messages(values)
-        with _naming(self._where):
+        with _with_location(self._where):
             return self._encode_chat(messages)
 
     def _messages(self, values: Values) -> list[Message]:
@@ -109,7 +109,7 @@ class PromptEncoder:
 
 
 @contextmanager
-def _naming(where: str) -> Iterator[None]:
+def _with_location(where: str) -> Iterator[None]:
     """Put `where` before the text of a RowError."""
     try:
         yield
@@ -184,6 +184,6 @@ class RowEncoder:
 
     def _too_long(self, row: Row, num_tokens: int) -> str:
         return (
-            f"{row.place}: the prompt has {num_tokens} tokens; the limit is {self._max_model_len} "
+            f"{row.location}: the prompt has {num_tokens} tokens; the limit is {self._max_model_len} "
             "(engine.max_model_len or the model's own) and at least one must be left for the completion"
         )

@@ -78,12 +78,12 @@ class RowKeys:
         by_key = np.lexsort(halves.T)  # stable: rows with one id stay in input order
         is_new = np.append(True, (halves[by_key[1:]] != halves[by_key[:-1]]).any(axis=1))[: len(halves)]
         starts = np.flatnonzero(is_new)
-        for place in np.flatnonzero(~is_new).tolist():
-            occurrence = place - int(starts[np.searchsorted(starts, place) - 1])
-            index = int(by_key[place])
+        for position in np.flatnonzero(~is_new).tolist():
+            occurrence = position - int(starts[np.searchsorted(starts, position) - 1])
+            index = int(by_key[position])
             yield index, repeated_key(halves[index].tobytes(), occurrence)
 
 
-def draw_key(seed: int, row_key: bytes) -> int:
+def rng_key(seed: int, row_key: bytes) -> int:
     """64 bits: seed and key hashed together."""
     return int.from_bytes(blake2b(row_key, digest_size=8, key=seed.to_bytes(8, "little")).digest(), "little")

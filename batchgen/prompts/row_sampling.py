@@ -57,13 +57,13 @@ class RowSampling:
         if self._column is None:
             return prompts
         bad: dict[int, BadRow] = {}
-        for place in np.flatnonzero(prompts.lengths).tolist():
-            row = rows[place]
+        for index in np.flatnonzero(prompts.lengths).tolist():
+            row = rows[index]
             try:
                 number, seed = self._override(row.values.get(self._column))
             except RowError as error:
-                text = f"{row.place}: column {quote(self._column)}: {error}"
-                bad[place] = BadRow(row.index, text, int(prompts.lengths[place]))
+                text = f"{row.location}: column {quote(self._column)}: {error}"
+                bad[index] = BadRow(row.index, text, int(prompts.lengths[index]))
                 continue
             self._numbers.append(number)
             self._seeds.append(seed)

@@ -39,7 +39,7 @@ class ChatTemplate:
     def render(self, messages: list[Message]) -> str:
         """The chat as text, with the generation prompt at its end; TemplateError with the words of the template."""
         try:
-            with self._clock_standing_still():
+            with self._frozen_clock():
                 rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template is a program of the model's; whatever it raises is about this row
             raise TemplateError(f"the model's chat template: {error}") from error
@@ -47,7 +47,7 @@ class ChatTemplate:
         return rendered
 
     @contextmanager
-    def _clock_standing_still(self) -> Iterator[None]:
+    def _frozen_clock(self) -> Iterator[None]:
         """Shadow `strftime_now` in the compiled template that transformers keeps: it takes no function from callers."""
         from transformers.utils.chat_template_utils import _compile_jinja_template
 

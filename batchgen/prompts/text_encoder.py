@@ -35,8 +35,8 @@ class TextEncoder:
         self.control_tokens = ControlTokens(tokenizer)
         self._first_ids = _first_ids(tokenizer)
         self._cache = _SegmentCache(cache_chars)
-        self._segments_equal_whole = self._agrees(self._literal)
-        self._sentinel_equals_whole = not self._segments_equal_whole and self._agrees(self._behind_sentinel)
+        self._segments_equal_whole = self._equals_whole(self._literal)
+        self._sentinel_equals_whole = not self._segments_equal_whole and self._equals_whole(self._behind_sentinel)
 
     def encode_raw(self, text: str) -> list[int]:
         """Ids of a text in which control tokens are meant."""
@@ -97,7 +97,7 @@ class TextEncoder:
                 return ids[len(head) :]
         raise RowError("the text holds control strings and cannot be encoded apart from them by this tokenizer")
 
-    def _agrees(self, encode_segment: Callable[[str], Sequence[int]]) -> bool:
+    def _equals_whole(self, encode_segment: Callable[[str], Sequence[int]]) -> bool:
         """Whether encoding by segments gives the ids of the whole, on a text with every control token."""
         added = self._tokenizer.added_tokens_decoder.values()
         pieces = [*_PROBE_PIECES, *[token.content for token in added if not token.special][:8]]

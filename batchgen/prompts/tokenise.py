@@ -20,11 +20,11 @@ import numpy.typing as npt
 from batchgen.errors import InputError
 from batchgen.io.input.columns import missing_column, prompt_columns
 from batchgen.io.input.readers import Input
-from batchgen.io.input.rows import Places, Row, RowBatch
+from batchgen.io.input.rows import Row, RowBatch, RowLocations
 from batchgen.job.progress import rows_bar
 from batchgen.plan.token_store import TokenStore
 from batchgen.prompts.encoder import RowEncoder
-from batchgen.prompts.prompt import Prompts, RowKeys, draw_key, row_key
+from batchgen.prompts.prompt import Prompts, RowKeys, rng_key, row_key
 from batchgen.prompts.row_sampling import RowSampling
 from batchgen.prompts.workers import RowsAndPrompts, encode_in_order
 
@@ -54,18 +54,18 @@ class TokenisedRows:
     row_indices: array[int]
     max_tokens: npt.NDArray[np.int32]  # the most tokens that each prompt may get
     sampling: RowSampling
-    draw_keys: array[int] | None  # None: rows have no ids, and a key follows from the row's index
-    places: Places  # of all rows of the input
+    rng_keys: array[int] | None  # None: rows have no ids, and a key follows from the row's index
+    locations: RowLocations  # of all rows of the input
     labels: array[int] | None  # the same number where system messages end alike; None: rows have no system message
 
     def __len__(self) -> int:
         return len(self.row_indices)
 
-    def draw_key(self, position: int) -> int:
+    def rng_key(self, position: int) -> int:
         """What the random draws of a row depend on."""
-        if self.draw_keys is not None:
-            return self.draw_keys[position]
-        return draw_key(self.sampling.seed(position), row_key(self.row_indices[position], None))
+        if self.rng_keys is not None:
+            return self.rng_keys[position]
+        return rng_key(self.sampling.seed(position), row_key(self.row_indices[position], None))
 
 
 def row_encoder(target: Target, spec: InputSpec, clock: datetime) -> RowEncoder:
@@ -92,7 +92,7 @@ def tokenise(
             bar.update(len(prompts.lengths))
     refused.check(collected.num_rows)
     _check_columns(source, encoder.spec)
-    return collected.finish(target, source.places)
+    return collected.finish(target, source.locations)
 
 
 def _check_columns(source: Input, spec: InputSpec) -> None:
@@ -119,7 +119,7 @@ class _Collector:
         self._sampling = sampling
         self._keys = None if spec.id is None else RowKeys(spec.id)
         self._row_indices = array("q")
-        self._draw_keys = array("Q")
+        self._rng_keys = array("Q")
         self._labels = array("I")
         self._has_labels = spec.system is not None or spec.messages is not None
 
@@ -136,13 +136,13 @@ class _Collector:
         if self._keys is not None:
             keys = [self._keys.add(row) for row in rows]  # of bad rows too: they count as an occurrence of their id
             seeds = map(self._sampling.seed, range(first, len(self._row_indices)))
-            self._draw_keys.extend(draw_key(seed, keys[n]) for n, seed in zip(good.tolist(), seeds, strict=True))
+            self._rng_keys.extend(rng_key(seed, keys[n]) for n, seed in zip(good.tolist(), seeds, strict=True))
         if self._has_labels:
             self._labels.extend(_label(rows[n], self._spec) for n in good.tolist())
         self.num_rows += len(prompts.lengths)
         return prompts
 
-    def finish(self, target: Target, places: Places) -> TokenisedRows:
+    def finish(self, target: Target, locations: RowLocations) -> TokenisedRows:
         """No more rows."""
         self._store.seal()
         if self._keys is not None:
@@ -153,8 +153,8 @@ class _Collector:
             row_indices=self._row_indices,
             max_tokens=self._sampling.max_tokens(target.max_model_len - lengths),
             sampling=self._sampling,
-            draw_keys=None if self._keys is None else self._draw_keys,
-            places=places,
+            rng_keys=None if self._keys is None else self._rng_keys,
+            locations=locations,
             labels=self._labels if self._has_labels else None,
         )
 
@@ -162,7 +162,7 @@ class _Collector:
         for row_index, key in keys.repeated():
             position = bisect_left(self._row_indices, row_index)
             if position < len(self._row_indices) and self._row_indices[position] == row_index:  # else a bad row
-                self._draw_keys[position] = draw_key(self._sampling.seed(position), key)
+                self._rng_keys[position] = rng_key(self._sampling.seed(position), key)
 
 
 def _label(row: Row, spec: InputSpec) -> int:

@@ -77,7 +77,7 @@ def _over_workers(batches: Iterator[Sequence[Row]], encoder: RowEncoder, num_wor
             yield _oldest(in_flight)
     except BrokenProcessPool as error:
         raise BatchgenError(
-            f"a worker process that tokenises the input died at {in_flight[0][0][0].place} or soon after, "
+            f"a worker process that tokenises the input died at {in_flight[0][0][0].location} or soon after, "
             "perhaps because memory ran out; run again with more memory, or on one core (taskset -c 0 batchgen ...), "
             "where there are no workers"
         ) from error

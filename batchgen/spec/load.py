@@ -51,7 +51,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
     if spec and not problems:
         problems += _output_problems(spec, path, root)
     if problems or malformed or spec is None:
-        raise SpecError([str(problem) for problem in sorted(problems, key=lambda problem: problem.place)] + malformed)
+        raise SpecError([str(problem) for problem in sorted(problems, key=lambda problem: problem.where)] + malformed)
     _warn_of_backslashes(spec, root)
     return Job(spec, _sources(root), path)
 
@@ -78,7 +78,7 @@ def _with_absolute_paths(
         try:
             return _RESOLVE[str(key[0])](value, folder)
         except SpecError as error:
-            problems.append(Problem(find(root, key).place, key, str(error)))
+            problems.append(Problem(find(root, key).where, key, str(error)))
             return value
 
     for name in _RESOLVE:
@@ -100,7 +100,7 @@ def _check(values: dict[str, Any], root: MappingNode) -> tuple[JobSpec | None, l
 
 def _output_problems(spec: JobSpec, job_path: Path, root: MappingNode) -> list[Problem]:
     key = ("output", "path")
-    return [Problem(find(root, key).place, key, conflict) for conflict in output_conflicts(spec, job_path)]
+    return [Problem(find(root, key).where, key, conflict) for conflict in output_conflicts(spec, job_path)]
 
 
 def _sources(root: MappingNode) -> dict[str, str]:
@@ -110,17 +110,17 @@ def _sources(root: MappingNode) -> dict[str, str]:
         for key in inside or [(name,)]:
             found = find(root, key)
             if found.node is not None:
-                sources[dotted(key)] = "--set" if found.place.is_override else "job"
+                sources[dotted(key)] = "--set" if found.where.is_override else "job"
     return sources
 
 
 def _warn_of_backslashes(spec: JobSpec, root: MappingNode) -> None:
     for position, text in enumerate(spec.sampling.stop):
         if re.search(r"\\[nrt]", text):
-            place = find(root, ("sampling", "stop", position)).place
+            where = find(root, ("sampling", "stop", position)).where
             logger.warning(
                 "%s: sampling.stop[%d]: %s holds a backslash and a letter; for a line break or tab use double quotes",
-                place,
+                where,
                 position,
                 text,
             )

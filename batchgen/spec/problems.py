@@ -116,13 +116,13 @@ def _problem(item: Mapping[str, Any], root: MappingNode) -> Problem:
     key: Key = tuple(part for part in item["loc"] if part not in (TEXT_BRANCH, LIST_BRANCH))
     found = find(root, key)
     if item["type"] == "missing":
-        return Problem(found.place, key, "missing, and it has no default; add it")
+        return Problem(found.where, key, "missing, and it has no default; add it")
     if item["type"] == "extra_forbidden":
-        return Problem(found.place, key, f"unknown key; {_advice(key)}")
+        return Problem(found.where, key, f"unknown key; {_advice(key)}")
     got = "" if found.node is None else f", got {written(found.node)}"
     if item["type"] == "value_error":  # our own words, from spec.py; those about a whole section say what they found
-        return Problem(found.place, key, f"{item['ctx']['error']}{'' if isinstance(found.node, MappingNode) else got}")
-    return Problem(found.place, key, f"{_expectation(item)}{got}")
+        return Problem(found.where, key, f"{item['ctx']['error']}{'' if isinstance(found.node, MappingNode) else got}")
+    return Problem(found.where, key, f"{_expectation(item)}{got}")
 
 
 def _expectation(item: Mapping[str, Any]) -> str:

@@ -34,7 +34,7 @@ _HINTS = {
 }
 
 
-class Place(NamedTuple):
+class SourcePosition(NamedTuple):
     """Where something was written. Places sort as a reader meets them: the file by line, then the overrides."""
 
     is_override: bool
@@ -48,18 +48,18 @@ class Place(NamedTuple):
 class Problem(NamedTuple):
     """One line of a SpecError."""
 
-    place: Place
+    where: SourcePosition
     key: Key
     what: str  # what is wrong and what to do
 
     def __str__(self) -> str:
-        return f"{self.place}: {dotted(self.key)}: {self.what}" if self.key else f"{self.place}: {self.what}"
+        return f"{self.where}: {dotted(self.key)}: {self.what}" if self.key else f"{self.where}: {self.what}"
 
 
 class Found(NamedTuple):
     """The deepest part of a key that exists: its place, and its node where the whole key does."""
 
-    place: Place
+    where: SourcePosition
     node: Node | None
 
 
@@ -89,22 +89,22 @@ def read_document(path: Path) -> MappingNode:
     if root is None:
         raise SpecError([f"{path}: the file is empty; a job needs at least the sections model, input and output"])
     if not isinstance(root, MappingNode):
-        raise SpecError([f"{_place(root)}: expected sections (model:, input:, output:), got {written(root)}"])
+        raise SpecError([f"{_position_of(root)}: expected sections (model:, input:, output:), got {written(root)}"])
     return root
 
 
 def set_override(root: MappingNode, override: str) -> None:
     """Add `key=value` to the document (mutates `root`). Raises SpecError where it is not of that form."""
     name, is_pair, text = override.partition("=")
-    place = f"--set {override}"
+    where = f"--set {override}"
     parts = name.strip().split(".")
     if not is_pair or not all(parts):
-        raise SpecError([f"{place}: expected key=value, for example --set sampling.seed=1"])
-    node = _compose(text.strip() or "null", place)
+        raise SpecError([f"{where}: expected key=value, for example --set sampling.seed=1"])
+    node = _compose(text.strip() or "null", where)
     if node is None or node.end_mark.index < len(text.strip()):
-        raise SpecError([f"{place}: a # after a space starts a comment in YAML; put the value in quotes"])
+        raise SpecError([f"{where}: a # after a space starts a comment in YAML; put the value in quotes"])
     if isinstance(node, MappingNode):
-        raise SpecError([f"{place}: expected one value or a list; text with {{ or ': ' in it needs quotes"])
+        raise SpecError([f"{where}: expected one value or a list; text with {{ or ': ' in it needs quotes"])
     for part in parts[:-1]:
         section = _entry(root, part)
         inner = section.value if section else None
@@ -124,19 +124,19 @@ def to_plain(root: MappingNode) -> Plain:
 def find(root: MappingNode, key: Key) -> Found:
     """Follow `key` as far as it exists."""
     node: Node = root
-    place = _place(root)
+    where = _position_of(root)
     for part in key:
         if isinstance(part, int):
             if isinstance(node, SequenceNode):  # else one text stands for a list of one
                 node = node.value[part]
-                place = _place(node)
+                where = _position_of(node)
             continue
         entry = _entry(node, part) if isinstance(node, MappingNode) else None
         if entry is None:
-            return Found(place, None)
+            return Found(where, None)
         # The key's place and not the value's: a section's first value is on a later line.
-        place, node = _place(entry.name), entry.value
-    return Found(place, node)
+        where, node = _position_of(entry.name), entry.value
+    return Found(where, node)
 
 
 def written(node: Node) -> str:
@@ -188,15 +188,15 @@ class _Builder:
         values: dict[str, Any] = {}
         lines: dict[str, int] = {}
         for name, value in node.value:
-            place = _place(name)
+            where = _position_of(name)
             if not isinstance(name, ScalarNode):
                 self._note(name, key, "expected a key that is text; text that starts with { or [ needs quotes")
                 continue
             inner = (*key, name.value)
-            if name.value in lines and not place.is_override:
-                twice = f"given twice, on lines {lines[name.value]} and {place.line}; keep one"
-                self.problems.append(Problem(place, inner, twice))
-            lines.setdefault(name.value, place.line)
+            if name.value in lines and not where.is_override:
+                twice = f"given twice, on lines {lines[name.value]} and {where.line}; keep one"
+                self.problems.append(Problem(where, inner, twice))
+            lines.setdefault(name.value, where.line)
             values[name.value] = self.build(value, inner)
         return values
 
@@ -210,7 +210,7 @@ class _Builder:
             return None
 
     def _note(self, node: Node, key: Key, what: str) -> None:
-        self.problems.append(Problem(_place(node), key, what))
+        self.problems.append(Problem(_position_of(node), key, what))
 
 
 def _read_text(path: Path) -> str:
@@ -237,8 +237,8 @@ def _compose(text: str, name: str) -> Node | None:
     except MarkedYAMLError as error:
         raise SpecError([_syntax_problem(error)]) from None
     except ReaderError as error:
-        place = Place(name.startswith("--set "), _line(text, text.index(chr(error.character))), name)
-        raise SpecError([f"{place}: the character U+{error.character:04X} is not allowed in YAML; remove it"]) from None
+        where = SourcePosition(name.startswith("--set "), _line(text, text.index(chr(error.character))), name)
+        raise SpecError([f"{where}: the character U+{error.character:04X} is not allowed in YAML; remove it"]) from None
     except RecursionError:
         raise SpecError([f"{name}: nested far too deeply to be a job file"]) from None
     return root
@@ -247,7 +247,7 @@ def _compose(text: str, name: str) -> Node | None:
 def _syntax_problem(error: MarkedYAMLError) -> str:
     context = f" ({error.context})" if error.context else ""
     hint = next((f"; {hint}" for words, hint in _HINTS.items() if words in error.problem), "")
-    return f"{_mark_place(error.problem_mark)}: not valid YAML: {error.problem}{context}{hint}"
+    return f"{_position_of_mark(error.problem_mark)}: not valid YAML: {error.problem}{context}{hint}"
 
 
 def _entry(mapping: MappingNode, name: str) -> _Entry | None:
@@ -263,12 +263,12 @@ def _short_tag(node: Node) -> str:
     return str(node.tag).replace("tag:yaml.org,2002:", "!!")
 
 
-def _place(node: Node) -> Place:
-    return _mark_place(node.start_mark)
+def _position_of(node: Node) -> SourcePosition:
+    return _position_of_mark(node.start_mark)
 
 
-def _mark_place(mark: Any) -> Place:
-    return Place(mark.name.startswith("--set "), mark.line + 1, mark.name)
+def _position_of_mark(mark: Any) -> SourcePosition:
+    return SourcePosition(mark.name.startswith("--set "), mark.line + 1, mark.name)
 
 
 def _line(text: str, position: int) -> int:

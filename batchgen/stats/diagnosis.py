@@ -44,7 +44,7 @@ def diagnose(report: RunReport) -> list[Finding]:
     return [*_pool(report), *_padding(report), *_retention(report)]
 
 
-def in_words(findings: Sequence[Finding]) -> list[str]:
+def finding_lines(findings: Sequence[Finding]) -> list[str]:
     """A line for each finding, or one that says "none"."""
     return [f"{finding.title}: {finding.cost}. {finding.cure}." for finding in findings] or [NONE]
 

@@ -13,7 +13,7 @@ def rate(tokens_per_second: float | None) -> str:
     return "-" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
 
 
-def unbroken(text: str) -> str:
+def nonbreaking(text: str) -> str:
     """The same with no line break between a number and its percent sign."""
     return text.replace(" %", "\u00a0%")
 

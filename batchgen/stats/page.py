@@ -20,7 +20,7 @@ from batchgen.stats import plots
 from batchgen.stats.artifact import RunArtifact
 from batchgen.stats.counters import ratio
 from batchgen.stats.diagnosis import NONE
-from batchgen.stats.format import count, duration, percent, rate, unbroken
+from batchgen.stats.format import count, duration, nonbreaking, percent, rate
 from batchgen.stats.report import CEILING_BLOCK_SIZES, RunReport
 
 _MOST_GROUPS = 20
@@ -71,7 +71,7 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"percent": percent, "duration": duration, "number": "{:,}".format, "unbroken": unbroken}
+    environment.filters |= {"percent": percent, "duration": duration, "number": "{:,}".format, "unbroken": nonbreaking}
     return environment.from_string((files("batchgen.stats") / "report.html.jinja").read_text(encoding="utf-8"))
 
 

@@ -14,8 +14,8 @@ from typing import Any, get_args
 
 from batchgen.request_output import FinishReason, RequestOutput
 from batchgen.stats.counters import RowTime, RunStats, ratio
-from batchgen.stats.diagnosis import Finding, diagnose, in_words
-from batchgen.stats.format import percent, rate, unbroken
+from batchgen.stats.diagnosis import Finding, diagnose, finding_lines
+from batchgen.stats.format import nonbreaking, percent, rate
 from batchgen.stats.stopwatch import Part
 
 SCHEMA_VERSION = 1
@@ -181,8 +181,10 @@ class RunReport:
         width = max(map(len, lines)) + 2
         indent = " " * width
         diagnosis = [
-            fill(unbroken(line), _TABLE_WIDTH, initial_indent=indent, subsequent_indent=indent).replace("\u00a0", " ")
-            for line in (in_words(self.findings) if self.num_ok or not self.num_failed else [_ALL_FAILED])
+            fill(nonbreaking(line), _TABLE_WIDTH, initial_indent=indent, subsequent_indent=indent).replace(
+                "\u00a0", " "
+            )
+            for line in (finding_lines(self.findings) if self.num_ok or not self.num_failed else [_ALL_FAILED])
         ]
         table = [f"{name:<{width}}{value}" for name, value in lines.items()]
         return "\n".join([*table, f"{'diagnosis':<{width}}{diagnosis[0].lstrip()}", *diagnosis[1:]])

@@ -50,7 +50,7 @@ class CommittedRows:
             stats.groups[None] = GroupStats(self.num_rows, self.prompt, self.num_output_tokens)
 
 
-def origin_of(prompt: PromptTokens, hit_ceiling: int, num_unique_tokens: int) -> list[int]:
+def origin_values(prompt: PromptTokens, hit_ceiling: int, num_unique_tokens: int) -> list[int]:
     """What the journal keeps of a row, so that `CommittedRows` can count it."""
     return [*asdict(prompt).values(), hit_ceiling, num_unique_tokens]
 

@@ -28,7 +28,7 @@ class Stopwatch:
         finally:
             self._add(name, time.perf_counter() - self._begun.pop(name))
 
-    def go_on_from(self, seconds: Mapping[str, float]) -> None:
+    def resume_from(self, seconds: Mapping[str, float]) -> None:
         """Add what `seconds` gave in an earlier session."""
         self._earlier += seconds["total"]
         for name, value in seconds.items():

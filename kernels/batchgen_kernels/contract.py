@@ -144,7 +144,7 @@ class SamplingRows:
     is_filtered: bool  # whether any row has a top_k or a top_p below 1; known to the host
 
 
-class Chosen(NamedTuple):
+class SampledTokens(NamedTuple):
     """Of each row; on the device."""
 
     tokens: Tensor  # [R] int64; 0 where `best` is not finite, for nothing can be chosen there
@@ -152,9 +152,9 @@ class Chosen(NamedTuple):
 
 
 class SamplingBackend(Protocol):
-    """`choose` once a step."""
+    """`sample` once a step."""
 
-    def choose(self, logits: Tensor, rows: SamplingRows | None) -> Chosen:
+    def sample(self, logits: Tensor, rows: SamplingRows | None) -> SampledTokens:
         """logits [R, vocab] of any floating type, not changed; no rows: each takes its best token, the first of equals.
 
         Launches work on the device and waits for none of it.

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchgen_kernels.contract import AttentionOptions, AttentionStep, Chosen, LayerCache, SamplingRows, write_kv
+from batchgen_kernels.contract import AttentionOptions, AttentionStep, LayerCache, SampledTokens, SamplingRows, write_kv
 from batchgen_kernels.philox import uniform
 
 _MAX_SCORES = 1 << 24  # scores at a time, 64 MiB: a long prompt's square of scores is never whole in memory
@@ -55,9 +55,9 @@ class ReferenceBackend:
         padding = query.new_zeros(num_padding, query.shape[1], cache.value.shape[-1])
         return torch.cat([*parts, padding]).to(query.dtype)
 
-    def choose(self, logits: Tensor, rows: SamplingRows | None) -> Chosen:
+    def sample(self, logits: Tensor, rows: SamplingRows | None) -> SampledTokens:
         """See `sampling.SamplingBackend`."""
-        return choose(logits, rows)
+        return sample(logits, rows)
 
 
 def _attend_row(query: Tensor, cache: LayerCache, step: AttentionStep, row: int, options: AttentionOptions) -> Tensor:
@@ -103,13 +103,13 @@ def visible(positions: Tensor, length: int, sliding_window: int | None) -> Tenso
     return seen if sliding_window is None else seen & (distance < sliding_window)
 
 
-def choose(logits: Tensor, rows: SamplingRows | None) -> Chosen:
+def sample(logits: Tensor, rows: SamplingRows | None) -> SampledTokens:
     """See `sampling.SamplingBackend`. As simple as can be: filters sort the whole vocabulary."""
     values, tokens = logits.max(-1)
     best = values.float()
     if rows is not None:
         tokens = torch.where(rows.temperatures > 0, _draw(logits.float() - best[:, None], rows), tokens)
-    return Chosen(torch.where(best.isfinite(), tokens, 0), best)
+    return SampledTokens(torch.where(best.isfinite(), tokens, 0), best)
 
 
 def _draw(logits: Tensor, rows: SamplingRows) -> Tensor:
@@ -134,8 +134,8 @@ def _draws(rows: SamplingRows) -> Tensor:
 def _least_kept(weights: Tensor, rows: SamplingRows) -> Tensor:
     """[rows, 1]: the least weight that top_k and then top_p keep."""
     ordered = weights.sort(-1, descending=True).values
-    places = torch.arange(weights.shape[-1], device=weights.device)
-    in_top_k = (places < rows.top_k[:, None]) | (rows.top_k == 0)[:, None]
+    ranks = torch.arange(weights.shape[-1], device=weights.device)
+    in_top_k = (ranks < rows.top_k[:, None]) | (rows.top_k == 0)[:, None]
     best = torch.where(in_top_k, ordered, 0).double()
     top_p = rows.top_p[:, None]
     before = best.cumsum(-1) - best  # of all better ones

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 import torch
 
-from batchgen.engine.runner import Launched, ModelRunner
+from batchgen.engine.runner import LaunchedStep, ModelRunner
 from batchgen.engine.step import SchedulerOutput
 from tests.end_to_end.harness import TinyRunner, prompts
 
@@ -19,7 +19,7 @@ def no_memory_for(monkeypatch: pytest.MonkeyPatch, is_too_large: Callable[[Sched
     """Forwards of such steps end as torch ends them when a GPU is full."""
     launch = ModelRunner._launch
 
-    def limited(self: ModelRunner, step: SchedulerOutput) -> Launched:
+    def limited(self: ModelRunner, step: SchedulerOutput) -> LaunchedStep:
         if is_too_large(step):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return launch(self, step)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from batchgen.engine.build import EngineSettings, make_scheduler
 from batchgen.engine.engine import Engine
-from batchgen.engine.request import PENDING_TOKEN, Failed, Outcome, Request, Sampled
+from batchgen.engine.request import PENDING_TOKEN, Failed, Outcome, Request, SampledToken
 from batchgen.engine.step import SchedulerOutput
 from batchgen.plan.order import lexicographic_order, visiting_order
 from batchgen.plan.token_store import PackedTokens
@@ -40,7 +40,7 @@ class CountingRunner:
         assert len(self.under_way) <= self.lag
         outcomes = self.run(step)
         self.sampled = {
-            request: outcome.token_id if isinstance(outcome, Sampled) else GARBAGE
+            request: outcome.token_id if isinstance(outcome, SampledToken) else GARBAGE
             for request, outcome in zip(step.sampled_requests, outcomes, strict=True)
         }
         self.under_way.append(SimulatedStep(self, outcomes))
@@ -54,7 +54,7 @@ class CountingRunner:
     def run(self, step: SchedulerOutput) -> list[Outcome]:
         for chunk in step.chunks:
             self.computed.setdefault(chunk.request.row_index, []).extend(range(chunk.start, chunk.stop))
-        return [Sampled(7)] * len(step.sampled_requests)
+        return [SampledToken(7)] * len(step.sampled_requests)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def make_requests(prompts: Prompts, max_tokens: Sequence[int], block_size: int =
     store = PackedTokens.pack([tokens(prompt) for prompt in prompts])
     order = visiting_order(lexicographic_order(store, range(len(store))), store, max_tokens, block_size)
     return [
-        Request(row, store[row], SamplingParams(), draw_key=0, max_tokens=max_tokens[row], shared_with_next=shared)
+        Request(row, store[row], SamplingParams(), rng_key=0, max_tokens=max_tokens[row], shared_with_next=shared)
         for row, shared in zip(order.positions.tolist(), order.shared.tolist(), strict=True)
     ]
 
@@ -144,7 +144,7 @@ class CheckingRunner(CountingRunner):
             self.slots |= {(copy.target, offset): block[offset] for offset in offsets}
 
     def outcome(self, request: Request) -> Outcome:
-        return Failed("broken") if request.row_index in self.broken_rows else Sampled(7)
+        return Failed("broken") if request.row_index in self.broken_rows else SampledToken(7)
 
     def slot(self, request: Request, position: int) -> tuple[int, int]:
         return request.block_table[position // self.block_size], position % self.block_size

@@ -54,7 +54,7 @@ def run(scored: set[int], **settings: Any) -> tuple[dict[int, Request], Any]:
             row,
             store[row],
             SamplingParams(logprobs=TOP, prompt_logprobs=0 if row in scored else None),
-            draw_key=row,
+            rng_key=row,
             max_tokens=MAX_TOKENS,
             shared_with_next=shared,
         )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.engine.request import PENDING_TOKEN, Outcome, Request, Sampled
+from batchgen.engine.request import PENDING_TOKEN, Outcome, Request, SampledToken
 from batchgen.engine.step import OutOfMemory, SchedulerOutput
 from batchgen.errors import CapacityError
 from batchgen.request_output import FinishReason
@@ -40,7 +40,7 @@ class ScriptedRunner(CheckingRunner):
         self.ends_after = ends_after
 
     def outcome(self, request: Request) -> Outcome:
-        return Sampled(END if request.num_output_tokens == self.ends_after[request.row_index] else 7)
+        return SampledToken(END if request.num_output_tokens == self.ends_after[request.row_index] else 7)
 
 
 def start(
@@ -65,11 +65,11 @@ def test_a_step_begins_before_the_results_of_the_one_before_are_there() -> None:
 
 def test_a_pending_token_counts_and_has_no_id() -> None:
     request = Request(0, tokens("ab"), SamplingParams(), 0, max_tokens=9)
-    request.append(Sampled(7))
+    request.append(SampledToken(7))
     request.num_pending_tokens = 1
     assert (request.num_output_tokens, request.num_tokens) == (2, 4)
     assert request.token_ids(1, 4) == [ord("b"), 7, PENDING_TOKEN]
-    request.append(Sampled(8))
+    request.append(SampledToken(8))
     assert request.token_ids(1, 4) == [ord("b"), 7, 8]
 
 

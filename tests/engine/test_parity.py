@@ -105,7 +105,7 @@ def make_requests(prompts: Sequence[Sequence[int]], block_size: int, *, in_order
     if not in_order:
         rows, shared = list(range(len(prompts))), [None] * len(prompts)
     return [
-        Request(row, store[row], SamplingParams(), draw_key=row, max_tokens=MAX_TOKENS, shared_with_next=share)
+        Request(row, store[row], SamplingParams(), rng_key=row, max_tokens=MAX_TOKENS, shared_with_next=share)
         for row, share in zip(rows, shared, strict=True)
     ]
 

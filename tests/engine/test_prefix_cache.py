@@ -72,7 +72,7 @@ def test_idle_blocks_beyond_what_the_next_row_shares_are_freed() -> None:
     cache = make_cache()
     table = put(cache, "aaaabbbbcccc")
     cache.release(table)
-    cache.keep_only(table, num_tokens=SIZE)
+    cache.retain(table, num_tokens=SIZE)
     assert cache.match(ids("aaaabbbbcccc")) == table[:1]
     assert cache.pool.num_free == 3
     cache.check_integrity([])
@@ -82,7 +82,7 @@ def test_held_blocks_without_a_later_row_go_with_their_last_holder() -> None:
     cache = make_cache()
     table = put(cache, "aaaabbbb")
     cache.acquire(table)
-    cache.keep_only(table, num_tokens=0)
+    cache.retain(table, num_tokens=0)
     cache.release(table)
     assert cache.match(ids("aaaabbbb")) == table
     cache.release(table)
@@ -92,8 +92,8 @@ def test_held_blocks_without_a_later_row_go_with_their_last_holder() -> None:
 def test_what_a_later_row_marked_is_kept_when_an_earlier_one_comes_again() -> None:
     cache = make_cache()
     table = put(cache, "aaaabbbb")
-    cache.keep_only(table, num_tokens=0)
-    cache.keep_only(table, num_tokens=SIZE)
+    cache.retain(table, num_tokens=0)
+    cache.retain(table, num_tokens=SIZE)
     cache.release(table)
     assert cache.match(ids("aaaabbbb")) == table[:1]
     cache.check_integrity([])
@@ -156,18 +156,18 @@ def put_then_step(cache: PrefixCache, text: str) -> list[int]:
 def test_half_match_is_what_the_block_that_came_last_begins_with() -> None:
     cache = make_cache()
     table = put_then_step(cache, "aaaabbbb")
-    assert cache.half_match(table[0], ids("bbxx")) == (table[1], 2)
-    assert cache.half_match(table[0], ids("bx")) == (table[1], 1)
-    assert cache.half_match(None, ids("aa")) == (table[0], 2)
-    assert cache.half_match(table[0], ids("xbbb")) is None
+    assert cache.partial_match(table[0], ids("bbxx")) == (table[1], 2)
+    assert cache.partial_match(table[0], ids("bx")) == (table[1], 1)
+    assert cache.partial_match(None, ids("aa")) == (table[0], 2)
+    assert cache.partial_match(table[0], ids("xbbb")) is None
 
 
 def test_a_half_shared_block_waits_for_the_next_row_only() -> None:
     cache = make_cache()
     table = put(cache, "aaaabbbb")
-    cache.keep_only(table, num_tokens=6)
+    cache.retain(table, num_tokens=6)
     cache.release(table)
     assert (cache.is_idle(table[0]), cache.is_idle(table[1])) == (True, True)
-    cache.keep_only(table[:1], num_tokens=4)  # the next row has come
+    cache.retain(table[:1], num_tokens=4)  # the next row has come
     assert (cache.is_idle(table[0]), cache.is_idle(table[1])) == (True, False)
     cache.check_integrity([])

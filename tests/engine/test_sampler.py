@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from batchgen.engine.batch import SamplingColumns
-from batchgen.engine.request import Failed, Outcome, Request, Sampled
+from batchgen.engine.request import Failed, Outcome, Request, SampledToken
 from batchgen.engine.sampler import Sampler
 from batchgen.models.transfer import to_device
-from batchgen.prompts.prompt import draw_key
+from batchgen.prompts.prompt import rng_key
 from batchgen.sampling_params import SamplingParams
 from batchgen_kernels import CpuBackend
 
@@ -21,7 +21,7 @@ NUM_DRAWS = 4000
 
 
 def request(key: int = 0, **params: Any) -> Request:
-    return Request(0, np.array([1], np.int32), SamplingParams(**params), draw_key(0, str(key).encode()), max_tokens=9)
+    return Request(0, np.array([1], np.int32), SamplingParams(**params), rng_key(0, str(key).encode()), max_tokens=9)
 
 
 def sampler(*unused: int) -> Sampler:
@@ -31,18 +31,18 @@ def sampler(*unused: int) -> Sampler:
 def outcomes_of(logits: torch.Tensor, requests: list[Request], *unused: int) -> list[Outcome]:
     columns = SamplingColumns.of(requests)
     rows = columns.on_device(*to_device([columns.shares, columns.counts], logits.device))
-    return sampler(*unused).choose(logits, requests, rows).outcomes()
+    return sampler(*unused).sample(logits, requests, rows).outcomes()
 
 
-def choose(logits: torch.Tensor, requests: list[Request], *unused: int) -> list[int]:
+def sample(logits: torch.Tensor, requests: list[Request], *unused: int) -> list[int]:
     """The chosen tokens, where no row fails."""
     outcomes = outcomes_of(logits, requests, *unused)
-    return [outcome.token_id for outcome in outcomes if isinstance(outcome, Sampled)]
+    return [outcome.token_id for outcome in outcomes if isinstance(outcome, SampledToken)]
 
 
 def frequencies(logits: torch.Tensor, **params: Any) -> torch.Tensor:
     rows = logits.expand(NUM_DRAWS, -1).clone()
-    tokens = choose(rows, [request(key, **params) for key in range(NUM_DRAWS)])
+    tokens = sample(rows, [request(key, **params) for key in range(NUM_DRAWS)])
     return torch.bincount(torch.tensor(tokens), minlength=logits.shape[-1])
 
 
@@ -62,11 +62,11 @@ def kept(*tokens: int) -> torch.Tensor:
 
 
 def test_greedy_takes_the_best() -> None:
-    assert choose(PROBS.log()[None].clone(), [request()]) == [0]
+    assert sample(PROBS.log()[None].clone(), [request()]) == [0]
 
 
 def test_unused_ids_are_never_chosen() -> None:
-    assert choose(PROBS.log()[None].clone(), [request()], 0, 4) == [2]
+    assert sample(PROBS.log()[None].clone(), [request()], 0, 4) == [2]
 
 
 def test_temperature_one_draws_from_the_model() -> None:
@@ -112,7 +112,7 @@ def test_top_p_on_a_flat_distribution() -> None:
 def test_a_filter_of_one_row_leaves_its_neighbours_alone() -> None:
     rows = PROBS.log().expand(NUM_DRAWS, -1).clone()
     requests = [request(key, temperature=1.0, top_k=1 + 7 * (key % 2)) for key in range(NUM_DRAWS)]
-    tokens = torch.tensor(choose(rows, requests))
+    tokens = torch.tensor(sample(rows, requests))
     assert (tokens[0::2] == 0).all()
     assert set(tokens[1::2].tolist()) == set(range(8))
 
@@ -120,8 +120,8 @@ def test_a_filter_of_one_row_leaves_its_neighbours_alone() -> None:
 def test_a_row_draws_the_same_in_any_batch() -> None:
     logits = torch.randn(6, 50)
     requests = [request(key, temperature=1.0, top_p=0.9) for key in range(6)]
-    together = choose(logits.clone(), requests)
-    alone = [choose(logits[row : row + 1].clone(), [requests[row]])[0] for row in range(6)]
+    together = sample(logits.clone(), requests)
+    alone = [sample(logits[row : row + 1].clone(), [requests[row]])[0] for row in range(6)]
     assert together == alone
 
 
@@ -136,7 +136,7 @@ def test_penalties_change_the_distribution() -> None:
     rows = [request(key, temperature=1.0, **penalties) for key in range(NUM_DRAWS)]
     for row in rows:
         row.output_token_ids = [0, 0, 2]
-    tokens = torch.tensor(choose(logits.expand(NUM_DRAWS, -1).clone(), rows))
+    tokens = torch.tensor(sample(logits.expand(NUM_DRAWS, -1).clone(), rows))
     assert_distributed(torch.bincount(tokens, minlength=8), expected.softmax(-1))
 
 
@@ -155,7 +155,7 @@ def test_draws_of_different_rows_do_not_depend_on_each_other() -> None:
         rows = [request(key, temperature=1.0) for key in range(2000)]
         for row in rows:
             row.output_token_ids = [0] * position
-        tokens = torch.tensor(choose(torch.zeros(2000, 8), rows))
+        tokens = torch.tensor(sample(torch.zeros(2000, 8), rows))
         table += torch.bincount(tokens[:-1] * 8 + tokens[1:], minlength=64).reshape(8, 8)
     expected = table.sum(1, keepdim=True) * table.sum(0, keepdim=True) / table.sum()
     assert ((table - expected) ** 2 / expected).sum() < 85.35
@@ -163,10 +163,10 @@ def test_draws_of_different_rows_do_not_depend_on_each_other() -> None:
 
 def test_draws_of_one_row_do_not_depend_on_each_other() -> None:
     rows = [request(key, temperature=1.0) for key in range(4000)]
-    first = torch.tensor(choose(torch.zeros(4000, 8), rows))
+    first = torch.tensor(sample(torch.zeros(4000, 8), rows))
     for row in rows:
         row.output_token_ids = [0]
-    second = torch.tensor(choose(torch.zeros(4000, 8), rows))
+    second = torch.tensor(sample(torch.zeros(4000, 8), rows))
     assert abs(float(torch.corrcoef(torch.stack([first, second]).float())[0, 1])) < 0.05
 
 
@@ -176,24 +176,24 @@ def test_nothing_left_to_choose_fails_the_row_only() -> None:
         first, second = outcomes_of(PROBS.log().expand(2, -1).clone(), rows)
         assert isinstance(first, Failed)
         assert first.error.startswith("no token is left")
-        assert second == Sampled(0)
+        assert second == SampledToken(0)
 
 
 def test_logprobs_are_of_the_models_own_distribution() -> None:
     rows = [request(temperature=0.1, logit_bias=((3, 50.0),), logprobs=1), request(logprobs=0), request()]
     first, second, third = outcomes_of(PROBS.log().expand(3, -1).clone(), rows)
-    assert isinstance(first, Sampled)
+    assert isinstance(first, SampledToken)
     assert first.logprobs is not None
     assert (first.token_id, first.logprobs.rank, first.logprobs.top[0][0]) == (3, 8, 0)
     assert first.logprobs.logprob == pytest.approx(float(np.log(0.02)), abs=1e-5)
-    assert isinstance(second, Sampled)
+    assert isinstance(second, SampledToken)
     assert second.logprobs is not None
     assert (second.logprobs.token_id, second.logprobs.top) == (0, ())
-    assert third == Sampled(0)
+    assert third == SampledToken(0)
 
 
 def test_rows_with_one_seed_draw_differently() -> None:
-    assert len(set(choose(torch.zeros(20, 1000), [request(key, temperature=1.0) for key in range(20)]))) > 15
+    assert len(set(sample(torch.zeros(20, 1000), [request(key, temperature=1.0) for key in range(20)]))) > 15
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -203,4 +203,4 @@ def test_logits_that_are_not_finite_fail_their_row_only(bad: float) -> None:
     first, second = outcomes_of(logits, [request(), request()])
     assert isinstance(first, Failed)
     assert "not finite" in first.error
-    assert second == Sampled(0)
+    assert second == SampledToken(0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.engine.request import Failed, Outcome, Request, Sampled
+from batchgen.engine.request import Failed, Outcome, Request, SampledToken
 from batchgen.request_output import FinishReason
 from batchgen.stats.prompt_tokens import PromptTokens
 from tests.engine.simulated import (
@@ -30,7 +30,7 @@ class SampleRunner(CheckingRunner):
     """Gives every sample a token of its own."""
 
     def outcome(self, request: Request) -> Outcome:
-        return Sampled(200 + request.sample_index)
+        return SampledToken(200 + request.sample_index)
 
 
 class EndingRunner(SampleRunner):
@@ -41,7 +41,7 @@ class EndingRunner(SampleRunner):
         if request.row_index in self.broken_rows and position >= request.row_index % 3:
             return Failed("broken")
         ends = (5 * request.row_index + 3 * request.sample_index + position) % 7 == 6
-        return Sampled(END) if ends else super().outcome(request)
+        return SampledToken(END) if ends else super().outcome(request)
 
 
 def with_samples(requests: Sequence[Request], n: int) -> list[Request]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.engine.request import Failed, Request, RequestStatus, Sampled
+from batchgen.engine.request import Failed, Request, RequestStatus, SampledToken
 from batchgen.plan.plan import make_plan
 from batchgen.plan.token_store import PackedTokens
 from batchgen.request_output import FinishReason
@@ -102,7 +102,7 @@ def test_an_outcome_that_is_an_error_ends_its_row_only() -> None:
     for request in requests:
         engine.scheduler.add(request)
     step = engine.scheduler.schedule()
-    finished = engine.scheduler.update(step, [Failed("broken"), Sampled(7)])
+    finished = engine.scheduler.update(step, [Failed("broken"), SampledToken(7)])
     assert [request.finish_reason for request in finished] == [FinishReason.ERROR, FinishReason.LENGTH]
     assert finished[0].error == "broken"
     engine.scheduler.check_integrity()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from batchgen.engine.request import Request, RequestStatus, Sampled
+from batchgen.engine.request import Request, RequestStatus, SampledToken
 from batchgen.engine.sampler import Sampler
 from batchgen.prompts.detokenize import Detokenizer, StopMatcher
 from batchgen.prompts.grammar import Grammars
@@ -42,8 +42,8 @@ def complete(wanted: Sequence[int], max_tokens: int, **params: Any) -> Request:
         logits = torch.zeros(1, VOCAB_SIZE)
         logits[0, ord("x")] = 1.0
         logits[0, token] = 2.0
-        (outcome,) = sampler.choose(logits, [request], None).outcomes()
-        assert isinstance(outcome, Sampled)
+        (outcome,) = sampler.sample(logits, [request], None).outcomes()
+        assert isinstance(outcome, SampledToken)
         request.append(outcome)
         if request.status is RequestStatus.FINISHED:
             return request

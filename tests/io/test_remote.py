@@ -16,7 +16,7 @@ from tests.object_store import install
 
 
 @pytest.fixture(params=["memory", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RemotePath]:
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RemotePath]:
     """An empty folder: of a store that renames, and of one that does not."""
     install(tmp_path / "store")
     path = locate(f"{request.param}://bucket/data")
@@ -35,56 +35,56 @@ def test_local_path_is_a_path() -> None:
     assert locate("/a/b") == Path("/a/b")
 
 
-def test_parts_of_a_place(place: RemotePath) -> None:
-    path = place / "x" / "part-0.jsonl.gz"
-    assert (path.name, path.suffix, path.parent) == ("part-0.jsonl.gz", ".gz", place / "x")
+def test_parts_of_a_place(location: RemotePath) -> None:
+    path = location / "x" / "part-0.jsonl.gz"
+    assert (path.name, path.suffix, path.parent) == ("part-0.jsonl.gz", ".gz", location / "x")
     assert str(path).endswith("bucket/data/x/part-0.jsonl.gz")
 
 
-def test_a_folder_is_there_when_something_is_in_it(place: RemotePath) -> None:
-    assert not place.exists()
-    (place / "a" / "x").write_bytes(b"1")
-    assert (place.is_dir(), place.is_file(), (place / "a" / "x").is_file()) == (True, False, True)
+def test_a_folder_is_there_when_something_is_in_it(location: RemotePath) -> None:
+    assert not location.exists()
+    (location / "a" / "x").write_bytes(b"1")
+    assert (location.is_dir(), location.is_file(), (location / "a" / "x").is_file()) == (True, False, True)
 
 
-def test_listing_is_sorted_and_of_one_folder(place: RemotePath) -> None:
+def test_listing_is_sorted_and_of_one_folder(location: RemotePath) -> None:
     for name in ("chunk-1", "chunk-0", "a/chunk-2", ".chunk-3.tmp"):
-        (place / name).write_bytes(b"1")
-    assert [path.name for path in place.iterdir()] == [".chunk-3.tmp", "a", "chunk-0", "chunk-1"]
-    assert place.glob("chunk-*") == [place / "chunk-0", place / "chunk-1"]
-    assert [*(place / "none").iterdir()] == []
+        (location / name).write_bytes(b"1")
+    assert [path.name for path in location.iterdir()] == [".chunk-3.tmp", "a", "chunk-0", "chunk-1"]
+    assert location.glob("chunk-*") == [location / "chunk-0", location / "chunk-1"]
+    assert [*(location / "none").iterdir()] == []
 
 
-def test_put_and_fetch(place: RemotePath, tmp_path: Path) -> None:
-    (place / "x").put(local(tmp_path, b"old"))
-    (place / "x").put(local(tmp_path, b"new"))
-    assert (place / "x").read_bytes() == b"new"
-    assert (place / "x").fetch(tmp_path / "copy").read_bytes() == b"new"
-    assert [path.name for path in place.iterdir()] == ["x"]
+def test_put_and_fetch(location: RemotePath, tmp_path: Path) -> None:
+    (location / "x").put(local(tmp_path, b"old"))
+    (location / "x").put(local(tmp_path, b"new"))
+    assert (location / "x").read_bytes() == b"new"
+    assert (location / "x").fetch(tmp_path / "copy").read_bytes() == b"new"
+    assert [path.name for path in location.iterdir()] == ["x"]
 
 
-def test_create_refuses_what_is_there(place: RemotePath) -> None:
-    (place / "x").create(b"1")
+def test_create_refuses_what_is_there(location: RemotePath) -> None:
+    (location / "x").create(b"1")
     with pytest.raises(FileExistsError):
-        (place / "x").create(b"2")
-    assert (place / "x").read_bytes() == b"1"
+        (location / "x").create(b"2")
+    assert (location / "x").read_bytes() == b"1"
 
 
-def test_state_changes_with_the_content(place: RemotePath) -> None:
-    (place / "x").write_bytes(b"1")
-    before = state_of(place / "x")
-    assert before == state_of(place / "x")
-    (place / "x").write_bytes(b"2")
-    assert state_of(place / "x").size == before.size == 1
-    assert state_of(place / "x") != before
+def test_state_changes_with_the_content(location: RemotePath) -> None:
+    (location / "x").write_bytes(b"1")
+    before = state_of(location / "x")
+    assert before == state_of(location / "x")
+    (location / "x").write_bytes(b"2")
+    assert state_of(location / "x").size == before.size == 1
+    assert state_of(location / "x") != before
 
 
-def test_remove_takes_a_folder_and_bears_absence(place: RemotePath) -> None:
-    (place / "a" / "x").write_bytes(b"1")
-    (place / "a").remove()
-    (place / "a").remove()
-    (place / "a" / "x").unlink(missing_ok=True)
-    assert not (place / "a").exists()
+def test_remove_takes_a_folder_and_bears_absence(location: RemotePath) -> None:
+    (location / "a" / "x").write_bytes(b"1")
+    (location / "a").remove()
+    (location / "a").remove()
+    (location / "a" / "x").unlink(missing_ok=True)
+    assert not (location / "a").exists()
 
 
 def test_local_file_state(tmp_path: Path) -> None:
@@ -92,10 +92,10 @@ def test_local_file_state(tmp_path: Path) -> None:
     assert state_of(path) == FileState(3, path.stat().st_mtime_ns)
 
 
-def test_absence_names_the_place(place: RemotePath) -> None:
+def test_absence_names_the_place(location: RemotePath) -> None:
     with pytest.raises(FileNotFoundError, match="no such file") as caught:
-        (place / "x").read_bytes()
-    assert caught.value.filename == str(place / "x")
+        (location / "x").read_bytes()
+    assert caught.value.filename == str(location / "x")
 
 
 class Failing(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec carries no types

@@ -7,7 +7,7 @@ from pathlib import Path
 from batchgen.io.output.folder import OutputFolder
 from batchgen.io.output.journal import committed_chunks, read_endings
 from batchgen.io.output.writers import ResultWriter
-from batchgen.job.results import Results, Work
+from batchgen.job.results import Results, WorkLog
 from batchgen.request_output import FinishReason, RequestOutput
 from batchgen.spec.job_spec import JobSpec
 from batchgen.stats.stopwatch import Stopwatch
@@ -18,7 +18,7 @@ def make_results(folder: Path, n: int) -> tuple[Results, OutputFolder]:
     output.claim()
     output.begin("{}")
     spec = {"model": {"path": "m"}, "input": {"path": "i", "text": "t"}, "output": {"path": "o"}, "sampling": {"n": n}}
-    return Results(ResultWriter(output), JobSpec.model_validate(spec), Work(output, Stopwatch())), output
+    return Results(ResultWriter(output), JobSpec.model_validate(spec), WorkLog(output, Stopwatch())), output
 
 
 def sample(row: int, number: int, reason: FinishReason = FinishReason.STOP) -> RequestOutput:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from batchgen_kernels import CpuBackend, ReferenceBackend, SamplingBackend, SamplingRows
-from batchgen_kernels.cpu.sampling import choose
+from batchgen_kernels.cpu.sampling import sample
 from batchgen_kernels.philox import uniform
 
 LOGITS = torch.tensor([0.30, 0.05, 0.20, 0.02, 0.25, 0.08, 0.06, 0.04]).log()
@@ -34,7 +34,7 @@ def row_of(rows: SamplingRows, row: int) -> SamplingRows:
 
 
 def assert_as_reference(logits: Tensor, rows: SamplingRows | None) -> None:
-    expected, found = ReferenceBackend().choose(logits, rows), CpuBackend().choose(logits, rows)
+    expected, found = ReferenceBackend().sample(logits, rows), CpuBackend().sample(logits, rows)
     assert found.tokens.tolist() == expected.tokens.tolist()
     torch.testing.assert_close(found.best, expected.best, rtol=0, atol=0, equal_nan=True)
 
@@ -58,14 +58,14 @@ def assert_as_reference(logits: Tensor, rows: SamplingRows | None) -> None:
 )
 def test_what_is_kept(backend: SamplingBackend, filters: dict[str, float], kept: set[int]) -> None:
     rows = sampling_rows(600, **filters)  # type: ignore[arg-type]
-    assert set(backend.choose(LOGITS.expand(600, -1), rows).tokens.tolist()) == kept
+    assert set(backend.sample(LOGITS.expand(600, -1), rows).tokens.tolist()) == kept
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("filters", [{"top_k": 2}, {"top_p": 0.4}, {"top_k": 2, "top_p": 0.99}], ids=str)
 def test_what_is_as_likely_as_the_last_one_stays(backend: SamplingBackend, filters: dict[str, float]) -> None:
     logits = torch.tensor([0.0, 2.0, 1.0, 1.0, -1.0, 1.0]).expand(600, -1)
-    tokens = backend.choose(logits, sampling_rows(600, **filters)).tokens  # type: ignore[arg-type]
+    tokens = backend.sample(logits, sampling_rows(600, **filters)).tokens  # type: ignore[arg-type]
     assert set(tokens.tolist()) == ({1} if filters == {"top_p": 0.4} else {1, 2, 3, 5})
 
 
@@ -98,10 +98,10 @@ def test_rows_without_a_greatest_finite_logit_take_token_0_and_say_so(
     logits = torch.full((6, 300), -torch.inf)
     logits[0, 7], logits[1, 7], logits[2, 7], logits[3, 7] = torch.nan, -torch.tensor(torch.nan), torch.inf, 1.0
     logits[4] = torch.nan
-    chosen = backend.choose(logits, rows)
-    assert chosen.tokens.tolist() == [0, 0, 0, 7, 0, 0]
+    sampled = backend.sample(logits, rows)
+    assert sampled.tokens.tolist() == [0, 0, 0, 7, 0, 0]
     nan, inf = torch.nan, torch.inf
-    torch.testing.assert_close(chosen.best, torch.tensor([nan, nan, inf, 1.0, nan, -inf]), equal_nan=True)
+    torch.testing.assert_close(sampled.best, torch.tensor([nan, nan, inf, 1.0, nan, -inf]), equal_nan=True)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -113,14 +113,14 @@ def test_without_a_temperature_the_first_of_the_best(backend: SamplingBackend) -
     logits[3, 699] = 1.0
     greedy = replace(sampling_rows(4), temperatures=torch.zeros(4))
     for rows in (None, greedy):
-        assert backend.choose(logits, rows).tokens.tolist() == [3, 0, 0, 699]
+        assert backend.sample(logits, rows).tokens.tolist() == [3, 0, 0, 699]
 
 
 def test_greedy_and_sampled_rows_do_not_disturb_each_other() -> None:
     torch.manual_seed(0)
     logits, rows = torch.randn(10, 900), sampling_rows(10, top_p=0.8)
     rows.temperatures[::2] = 0
-    tokens = CpuBackend().choose(logits, rows).tokens
+    tokens = CpuBackend().sample(logits, rows).tokens
     assert tokens[::2].tolist() == logits.argmax(-1)[::2].tolist()
     assert_as_reference(logits, rows)
 
@@ -129,9 +129,9 @@ def test_a_token_depends_on_its_row_alone() -> None:
     """Whatever the batch, the place in it, and the number of threads it was cut for."""
     torch.manual_seed(1)
     logits, rows = torch.randn(7, 3001), sampling_rows(7, 0.9, top_k=500, top_p=0.95)
-    together = choose(logits, rows, 1).tokens.tolist()
-    assert choose(logits, rows, 3).tokens.tolist() == together
-    alone = [choose(logits[row : row + 1], row_of(rows, row), 2).tokens.item() for row in range(7)]
+    together = sample(logits, rows, 1).tokens.tolist()
+    assert sample(logits, rows, 3).tokens.tolist() == together
+    alone = [sample(logits[row : row + 1], row_of(rows, row), 2).tokens.item() for row in range(7)]
     assert alone == together
 
 
@@ -141,7 +141,7 @@ def test_a_draw_takes_the_first_token_whose_cumulative_weight_exceeds_it() -> No
     logits, rows = torch.randn(1, 2000).expand(500, -1), sampling_rows(500, 1.3)
     weights = ((logits[0] - logits[0].max()) / 1.3).exp()
     cumulative = weights.double().cumsum(-1)
-    tokens = CpuBackend().choose(logits, rows).tokens
+    tokens = CpuBackend().sample(logits, rows).tokens
     words = (column.numpy().view("uint64") for column in (rows.keys, rows.positions, rows.samples))
     targets = torch.from_numpy(uniform(*words)) * cumulative[-1]
     assert tokens.tolist() == torch.searchsorted(cumulative, targets, right=True).tolist()

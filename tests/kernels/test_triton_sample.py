@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from batchgen_kernels import SamplingRows, reference
-from batchgen_kernels.triton.sample import choose
+from batchgen_kernels.triton.sample import sample
 
 ROWS = 8
 
@@ -25,9 +25,9 @@ def rows_of(**columns: Any) -> SamplingRows:
 
 
 def check(logits: torch.Tensor, rows: SamplingRows) -> None:
-    chosen, expected = choose(logits, rows), reference.choose(logits, rows)
-    assert chosen.tokens.tolist() == expected.tokens.tolist()
-    torch.testing.assert_close(chosen.best, expected.best, equal_nan=True)
+    sampled, expected = sample(logits, rows), reference.sample(logits, rows)
+    assert sampled.tokens.tolist() == expected.tokens.tolist()
+    torch.testing.assert_close(sampled.best, expected.best, equal_nan=True)
 
 
 FILTERS: dict[str, dict[str, Any]] = {
@@ -62,14 +62,14 @@ def test_what_filters_keep_does_not_depend_on_the_draw() -> None:
     for position in range(5):
         rows = rows_of(top_k=4, top_p=0.9)
         rows.positions.fill_(position)
-        seen.update(choose(logits, rows).tokens.tolist())
+        seen.update(sample(logits, rows).tokens.tolist())
     assert seen == {5, 6, 7}
 
 
 def test_tokens_of_no_probability_are_never_drawn() -> None:
     logits = torch.full((ROWS, 2500), -torch.inf)
     logits[:, 2200] = 1.0
-    assert choose(logits, rows_of(top_k=3, top_p=0.5)).tokens.tolist() == [2200] * ROWS
+    assert sample(logits, rows_of(top_k=3, top_p=0.5)).tokens.tolist() == [2200] * ROWS
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

@@ -4,7 +4,7 @@ import numba
 import pytest
 import torch
 
-from batchgen.models.backends import kernels_made_ready
+from batchgen.models.backends import warm_up
 from batchgen.models.probe import AttentionLayer
 from batchgen_kernels import CpuBackend
 from batchgen_kernels.cpu import attention
@@ -16,7 +16,7 @@ def layer(head_size: int) -> AttentionLayer:
 
 def test_the_kernels_are_compiled_when_the_block_ends() -> None:
     backend, num_threads = CpuBackend(), numba.get_num_threads()
-    with kernels_made_ready(backend, layer(64), torch.float16):
+    with warm_up(backend, layer(64), torch.float16):
         pass
     assert any("int16" in str(signature) for signature in attention.attend_tasks.signatures)
     assert numba.get_num_threads() == num_threads
@@ -25,7 +25,7 @@ def test_the_kernels_are_compiled_when_the_block_ends() -> None:
 @pytest.mark.parametrize("head_size", [8, 64])  # the reference's, the kernels'
 def test_no_page_is_left_behind(head_size: int) -> None:
     backend = CpuBackend()
-    with kernels_made_ready(backend, layer(head_size), torch.float32):
+    with warm_up(backend, layer(head_size), torch.float32):
         pass
     assert not backend._pools
 
@@ -35,12 +35,12 @@ def test_torchs_default_type_may_be_any(head_size: int) -> None:
     """transformers changes it for the whole process while it loads a model."""
     torch.set_default_dtype(torch.bfloat16)
     try:
-        with kernels_made_ready(CpuBackend(), layer(head_size), torch.bfloat16):
+        with warm_up(CpuBackend(), layer(head_size), torch.bfloat16):
             pass
     finally:
         torch.set_default_dtype(torch.float32)
 
 
 def test_a_failure_inside_is_not_hidden() -> None:
-    with pytest.raises(ValueError, match="weights"), kernels_made_ready(CpuBackend(), layer(64), torch.float32):
+    with pytest.raises(ValueError, match="weights"), warm_up(CpuBackend(), layer(64), torch.float32):
         raise ValueError("weights")

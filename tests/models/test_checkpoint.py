@@ -13,7 +13,7 @@ from huggingface_hub.errors import (
 
 from batchgen.errors import ModelError
 from batchgen.models import checkpoint
-from batchgen.models.checkpoint import Checkpoint, explained, find_checkpoint
+from batchgen.models.checkpoint import Checkpoint, as_model_error, find_checkpoint
 from batchgen.spec.job_spec import ModelSpec
 
 HUB = Checkpoint("acme/model", "acme/model", is_local=False)
@@ -28,7 +28,7 @@ def _refusal(path: str | Path, revision: str | None = None) -> str:
 
 def _explanation(cause: Exception, of: Checkpoint = HUB) -> str:
     """What the user reads when transformers fails because of `cause`."""
-    with pytest.raises(ModelError) as refused, explained(of, "config"):
+    with pytest.raises(ModelError) as refused, as_model_error(of, "config"):
         raise OSError("words of the library\nand more of them") from cause
     assert str(refused.value).startswith(f"model.path {of.name}: its config cannot be loaded: ")
     return str(refused.value)
@@ -113,5 +113,5 @@ def test_a_damaged_gguf_file_is_called_one() -> None:
 
 
 def test_an_error_of_ours_is_left_as_it_is() -> None:
-    with pytest.raises(ModelError, match=r"^ours$"), explained(HUB, "config"):
+    with pytest.raises(ModelError, match=r"^ours$"), as_model_error(HUB, "config"):
         raise ModelError("ours")

@@ -30,10 +30,10 @@ def check_depth_first(texts: Sequence[str], order: Order, size: int) -> None:
     """The rows below every node of the block prefix tree are neighbours, one that ends on it before the others."""
     for stop in range(size, max(map(len, texts), default=0) + 1, size):
         for node in {text[:stop] for text in texts if len(text) >= stop}:
-            places = [place for place, row in enumerate(order.positions) if texts[row][:stop] == node]
-            assert places == list(range(places[0], places[-1] + 1))
+            indices = [visit_index for visit_index, row in enumerate(order.positions) if texts[row][:stop] == node]
+            assert indices == list(range(indices[0], indices[-1] + 1))
             if node in texts:
-                assert texts[order.positions[places[0]]] == node
+                assert texts[order.positions[indices[0]]] == node
 
 
 def test_a_prompt_comes_before_its_extensions() -> None:
@@ -117,8 +117,8 @@ def test_a_visiting_order_is_depth_first_and_knows_its_neighbours(
     check_depth_first(texts, order, size)
     rows = [texts[row] for row in order.positions]
     assert order.shared.tolist() == shared_with_next(rows)
-    for place in range(len(rows) - 1):
-        a, b = rows[place], rows[place + 1]
+    for visit_index in range(len(rows) - 1):
+        a, b = rows[visit_index], rows[visit_index + 1]
         chain = len(a) // size * size
         if common(a, b) >= chain == len(b) // size * size and (len(a) > chain) == (len(b) > chain):
-            assert max_tokens[order.positions[place]] >= max_tokens[order.positions[place + 1]]
+            assert max_tokens[order.positions[visit_index]] >= max_tokens[order.positions[visit_index + 1]]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchgen.engine.build import EngineSettings, make_scheduler
-from batchgen.engine.request import Request, Sampled
+from batchgen.engine.request import Request, SampledToken
 from batchgen.plan.plan import Plan, make_plan
 from batchgen.plan.token_store import PackedTokens
 from batchgen.sampling_params import SamplingParams
@@ -16,8 +16,8 @@ from tests.plan.texts import forests, pack
 def requests(plan: Plan, tokens: PackedTokens, max_tokens: list[int]) -> list[Request]:
     shared = [None] * len(plan.order) if plan.shared_with_next is None else plan.shared_with_next.tolist()
     return [
-        Request(row, tokens[row], SamplingParams(), 0, max_tokens=max_tokens[row], shared_with_next=shared[place])
-        for place, row in enumerate(plan.order.tolist())
+        Request(row, tokens[row], SamplingParams(), 0, max_tokens=max_tokens[row], shared_with_next=shared[visit_index])
+        for visit_index, row in enumerate(plan.order.tolist())
     ]
 
 
@@ -67,6 +67,6 @@ def test_the_pool_is_enough(
         assert not step.waits_for_blocks
         assert scheduler.cache.num_evictions == 0
         matched += sum(admission.num_matched_tokens for admission in step.admissions)
-        scheduler.update(step, [Sampled(7)] * len(step.sampled_requests))
+        scheduler.update(step, [SampledToken(7)] * len(step.sampled_requests))
     if by_prefix:
         assert matched == plan.hit_ceiling

@@ -33,7 +33,7 @@ def test_nothing_visited() -> None:
 def test_it_is_the_maximum_over_earlier_rows(case: tuple[list[str], list[int]]) -> None:
     texts, visited = case
     expected = [
-        max((common(texts[row], texts[earlier]) for earlier in visited[:place]), default=0)
-        for place, row in enumerate(visited)
+        max((common(texts[row], texts[earlier]) for earlier in visited[:visit_index]), default=0)
+        for visit_index, row in enumerate(visited)
     ]
     assert seen(texts, visited) == expected

@@ -20,7 +20,9 @@ def pack(texts: Sequence[str]) -> PackedTokens:
 
 
 def common(a: str, b: str) -> int:
-    return next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (visit_index for visit_index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 def shared_with_next(texts: Sequence[str]) -> list[int]:

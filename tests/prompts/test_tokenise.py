@@ -18,7 +18,7 @@ from batchgen.errors import InputError
 from batchgen.io.input.readers import open_input
 from batchgen.plan.token_store import TokenStore
 from batchgen.prompts.encoder import RowEncoder
-from batchgen.prompts.prompt import draw_key, repeated_key, row_key
+from batchgen.prompts.prompt import repeated_key, rng_key, row_key
 from batchgen.prompts.token_values import TokenValues
 from batchgen.prompts.tokenise import TokenisedRows, tokenise
 from batchgen.sampling_params import SamplingParams
@@ -155,7 +155,7 @@ def test_plain_token_ids_are_never_made_rows(pass_one: PassOne, monkeypatch: pyt
 
 def test_draw_key_of_a_row_without_an_id_follows_from_its_index(pass_one: PassOne) -> None:
     rows = pass_one([{"q": 1}, {"q": "a"}], text="q")
-    assert rows.draw_key(0) == draw_key(SEED, row_key(1, None))
+    assert rows.rng_key(0) == rng_key(SEED, row_key(1, None))
 
 
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])
@@ -163,7 +163,7 @@ def test_draw_keys_follow_from_ids_and_count_bad_rows_with_the_same_id(pass_one:
     values = [{"id": "k", "ids": [1]}, {"id": "k", "ids": [-1]}, {"id": "k", "ids": [2]}, {"id": None, "ids": [3]}]
     rows = pass_one(pa.Table.from_pylist(values) if format == "parquet" else values, token_ids="ids", id="id")
     keys = [row_key(0, "k"), repeated_key(row_key(0, "k"), 2), row_key(3, None)]
-    assert [rows.draw_key(position) for position in range(3)] == [draw_key(SEED, key) for key in keys]
+    assert [rows.rng_key(position) for position in range(3)] == [rng_key(SEED, key) for key in keys]
 
 
 def test_unreadable_id_fails_its_row_beside_plain_token_ids(pass_one: PassOne) -> None:

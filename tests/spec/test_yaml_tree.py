@@ -72,7 +72,7 @@ def test_what_a_job_may_not_contain_is_noted(tmp_path: Path, content: str, probl
     path = tmp_path / "job.yaml"
     path.write_text(content)
     [found] = to_plain(read_document(path)).problems
-    assert str(found) == f"{path}:{found.place.line}: {problem}"
+    assert str(found) == f"{path}:{found.where.line}: {problem}"
 
 
 def test_key_given_three_times_is_noted_twice(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_find_stops_at_the_deepest_part_that_exists(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("a:\n  b:\n    - x\n    - y\n")
     root = read_document(path)
-    assert [find(root, key).place.line for key in [("a", "b", 1), ("a", "c"), ("d",)]] == [4, 1, 1]
+    assert [find(root, key).where.line for key in [("a", "b", 1), ("a", "c"), ("d",)]] == [4, 1, 1]
     assert [find(root, key).node is None for key in [("a", "b", 1), ("a", "c"), ("d",)]] == [False, True, True]
 
 

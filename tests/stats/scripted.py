@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from batchgen.engine.build import EngineSettings, make_scheduler
-from batchgen.engine.engine import Engine, Ready
-from batchgen.engine.request import Request, Sampled
+from batchgen.engine.engine import CompletedStep, Engine
+from batchgen.engine.request import Request, SampledToken
 from batchgen.engine.step import SchedulerOutput
 from batchgen.plan.groups import prefix_groups
 from batchgen.plan.plan import Plan, make_plan
@@ -29,8 +29,8 @@ class IdleRunner:
 
     lag = 0
 
-    def start(self, step: SchedulerOutput) -> Ready:
-        return Ready([Sampled(7)] * len(step.sampled_requests))
+    def start(self, step: SchedulerOutput) -> CompletedStep:
+        return CompletedStep([SampledToken(7)] * len(step.sampled_requests))
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _requests(store: PackedTokens, plan: Plan, max_tokens: int) -> list[Request]
             int(position),
             store[position],
             SamplingParams(),
-            draw_key=0,
+            rng_key=0,
             max_tokens=max_tokens,
             shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[place]),
             num_seen_tokens=int(plan.seen[place]),

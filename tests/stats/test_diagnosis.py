@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from batchgen.stats.diagnosis import diagnose, in_words
+from batchgen.stats.diagnosis import diagnose, finding_lines
 from batchgen.stats.report import RunReport
 from tests.stats.scripted import run_script
 
@@ -26,7 +26,7 @@ def kinds(report: RunReport) -> list[str]:
 def test_a_well_configured_job_has_none() -> None:
     report = run_script(LONG, block_size=16, max_tokens=32, max_batched_tokens=2048).report
     assert report.findings == []
-    assert in_words(report.findings)[0].startswith("none: ")
+    assert finding_lines(report.findings)[0].startswith("none: ")
 
 
 def test_a_tiny_pool_makes_rows_wait() -> None:

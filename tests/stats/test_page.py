@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 import pytest
 
 from batchgen.stats.artifact import RunArtifact
-from batchgen.stats.format import unbroken
+from batchgen.stats.format import nonbreaking
 from batchgen.stats.page import render_page
 from tests.stats.scripted import run_script
 
@@ -82,7 +82,7 @@ def test_the_diagnosis_is_shown(page: str) -> None:
     assert "<p>none: neither a small pool" in page
     [finding] = run_script(["aaaa", "bbbb", "cccc"] * 3, num_blocks=4).report.findings
     shown = render_page(run_script(["aaaa", "bbbb", "cccc"] * 3, num_blocks=4).artifact())
-    assert f"<strong>{finding.title}</strong>: {unbroken(finding.cost)}. {finding.cure}." in shown
+    assert f"<strong>{finding.title}</strong>: {nonbreaking(finding.cost)}. {finding.cure}." in shown
 
 
 def test_text_of_the_user_is_text(artifact: RunArtifact) -> None:

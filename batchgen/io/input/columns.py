@@ -58,12 +58,12 @@ def prompt_columns(spec: InputSpec) -> PromptColumns:
     return PromptColumns({**dict.fromkeys(in_template, "template"), **named})
 
 
-def missing_column(place: object, setting: str, column: str, present: Iterable[str]) -> InputError:
+def missing_column(location: object, setting: str, column: str, present: Iterable[str]) -> InputError:
     """The error for a named column that is not there, with the nearest name."""
     names = list(present)
     nearest = difflib.get_close_matches(column, names, n=1)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-    return InputError(f"{place}: no column {column!r} (input.{setting}); {hint}the columns are {', '.join(names)}")
+    return InputError(f"{location}: no column {column!r} (input.{setting}); {hint}the columns are {', '.join(names)}")
 
 
 def _names_in(template: str) -> list[str]:

@@ -20,7 +20,7 @@ from batchgen.io.input import strict_json
 from batchgen.io.input.columns import PromptColumns
 from batchgen.io.input.files import DataFile
 from batchgen.io.input.json_types import ColumnTypes, to_batch
-from batchgen.io.input.rows import Places, Row
+from batchgen.io.input.rows import Row, RowLocations
 from batchgen.io.input.streams import inner_name, open_bytes
 from batchgen.io.remote import Location
 
@@ -41,7 +41,7 @@ class _Record(NamedTuple):
     size: int  # bytes of the line
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"{self.kind} {self.number}"
 
 
@@ -71,7 +71,7 @@ class JsonlInput:
         self._columns = columns
         self._limit = limit
         self._schema: pa.Schema | None = None
-        self.places = Places()
+        self.locations = RowLocations()
 
     @property
     def files(self) -> tuple[Location, ...]:
@@ -86,7 +86,7 @@ class JsonlInput:
         return (row for batch in self.read_row_batches() for row in batch.rows())
 
     def read_row_batches(self) -> Iterator[_JsonlRows]:
-        self.places = Places()
+        self.locations = RowLocations()
         types = ColumnTypes()
         index = 0
         for records in self._held_records():
@@ -94,7 +94,7 @@ class JsonlInput:
                 types.observe(record.values)
                 if len(types) > _MAX_COLUMNS:
                     raise InputError(
-                        f"{record.place}: over {_MAX_COLUMNS} different keys so far; put them under one key"
+                        f"{record.location}: over {_MAX_COLUMNS} different keys so far; put them under one key"
                     )
             yield _JsonlRows([self._row(index + n, record) for n, record in enumerate(records)])
             index += len(records)
@@ -104,9 +104,9 @@ class JsonlInput:
         return (to_batch([record.values for record in records], self.schema) for records in self._held_records())
 
     def _row(self, index: int, record: _Record) -> Row:
-        self.places.add(index, record.kind, record.number)
+        self.locations.add(index, record.kind, record.number)
         if record.problem is not None:
-            return Row(index, record.place, error=f"{record.place}: {record.problem}")
+            return Row(index, record.location, error=f"{record.location}: {record.problem}")
         values = {}
         for name in self._columns.settings:
             if name not in record.values:
@@ -114,8 +114,8 @@ class JsonlInput:
             try:
                 values[name] = self._columns.plain(name, record.values[name])
             except RowError as error:
-                return Row(index, record.place, error=f"{record.place}: key {strict_json.quote(name)}: {error}")
-        return Row(index, record.place, values)
+                return Row(index, record.location, error=f"{record.location}: key {strict_json.quote(name)}: {error}")
+        return Row(index, record.location, values)
 
     def _held_records(self) -> Iterator[list[_Record]]:
         """All records, as many at a time as are held in memory."""

@@ -19,7 +19,7 @@ from batchgen.io.input import strict_json
 from batchgen.io.input.columns import PromptColumns
 from batchgen.io.input.files import DataFile
 from batchgen.io.input.parquet_schema import check_prompt_columns, unify
-from batchgen.io.input.rows import Places, Row
+from batchgen.io.input.rows import Row, RowLocations
 from batchgen.io.remote import Location, parquet_source
 
 _BATCH_ROWS = 256
@@ -53,14 +53,14 @@ class _ParquetRows:
             cells = {name: array[offset] for name, array in arrays.items()}
             yield self._row(index, f"{self._piece.file.name} row {number}", cells)
 
-    def _row(self, index: int, place: str, cells: dict[str, pa.Scalar]) -> Row:
+    def _row(self, index: int, location: str, cells: dict[str, pa.Scalar]) -> Row:
         values = {}
         for name, cell in cells.items():
             try:
                 values[name] = self._columns.plain(name, _to_python(cell), null_is_absent=True)
             except RowError as error:
-                return Row(index, place, error=f"{place}: column {strict_json.quote(name)}: {error}")
-        return Row(index, place, values)
+                return Row(index, location, error=f"{location}: column {strict_json.quote(name)}: {error}")
+        return Row(index, location, values)
 
 
 class ParquetInput:
@@ -74,7 +74,7 @@ class ParquetInput:
         self._files = files
         self._columns = columns
         self._limit = limit
-        self.places = Places()
+        self.locations = RowLocations()
 
     @property
     def files(self) -> tuple[Location, ...]:
@@ -84,9 +84,9 @@ class ParquetInput:
         return (row for batch in self.read_row_batches() for row in batch.rows())
 
     def read_row_batches(self) -> Iterator[_ParquetRows]:
-        self.places = Places()
+        self.locations = RowLocations()
         for piece in self._pieces():
-            self.places.add(piece.first_index, f"{piece.file.name} row", piece.first_row + 1)
+            self.locations.add(piece.first_index, f"{piece.file.name} row", piece.first_row + 1)
             yield _ParquetRows(piece, self._columns)
 
     def read_batches(self) -> Iterator[pa.RecordBatch]:
@@ -106,7 +106,7 @@ class ParquetInput:
 
 
 @contextmanager
-def _naming(path: Location) -> Iterator[None]:
+def _as_input_error(path: Location) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
@@ -114,14 +114,14 @@ def _naming(path: Location) -> Iterator[None]:
 
 
 def _read_schema(file: DataFile) -> pa.Schema:
-    with _naming(file.path), parquet_source(file.path) as source, pq.ParquetFile(source) as parquet:
+    with _as_input_error(file.path), parquet_source(file.path) as source, pq.ParquetFile(source) as parquet:
         schema: pa.Schema = parquet.schema_arrow
         schema.to_string(show_field_metadata=False, show_schema_metadata=False)  # a name of any depth may be damaged
         return schema
 
 
 def _read_file(file: DataFile) -> Iterator[pa.RecordBatch]:
-    with _naming(file.path):
+    with _as_input_error(file.path):
         file.check_unchanged()
         # Arrow's pre-buffering keeps the whole file in memory until it is closed.
         with parquet_source(file.path) as source, pq.ParquetFile(source, pre_buffer=False) as parquet:

@@ -28,14 +28,14 @@ def unify(paths: Sequence[Location], schemas: Sequence[pa.Schema]) -> pa.Schema:
     column whose types do not go together.
     """
     fields: dict[str, pa.Field] = {}
-    origins: dict[str, Location] = {}  # column -> the file whose type stands for it in messages
+    defined_in: dict[str, Location] = {}  # column -> the file whose type stands for it in messages
     for path, schema in zip(paths, schemas, strict=True):
         _refuse_doubled(path, schema.names)
         for field in schema:
             known = fields.get(field.name)
             if known is None or pa.types.is_null(known.type):
-                origins[field.name] = path
-            merged = field.type if known is None else _merge(known, field, origins[field.name], path)
+                defined_in[field.name] = path
+            merged = field.type if known is None else _merge(known, field, defined_in[field.name], path)
             metadata = field.metadata if known is None else known.metadata
             fields[field.name] = pa.field(field.name, merged, nullable=True, metadata=metadata)
     return pa.schema(fields.values())

@@ -11,7 +11,7 @@ from batchgen.io.input.columns import prompt_columns
 from batchgen.io.input.files import find_files
 from batchgen.io.input.jsonl import JsonlInput
 from batchgen.io.input.parquet import ParquetInput
-from batchgen.io.input.rows import Places, Row, RowBatch
+from batchgen.io.input.rows import Row, RowBatch, RowLocations
 from batchgen.io.remote import Location
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Input(Protocol):
         """The carried columns and their types. For JSON lines known once all rows have been read."""
 
     @property
-    def places(self) -> Places:
+    def locations(self) -> RowLocations:
         """Where the rows come from that `read_rows` or `read_row_batches` has given."""
 
     def read_rows(self) -> Iterator[Row]:

@@ -22,12 +22,12 @@ class Row:
     """
 
     index: int  # position in the whole input, from 0
-    place: str  # for messages: "data.jsonl line 3" or "data.parquet row 3", counted from 1 within the file
+    location: str  # for messages: "data.jsonl line 3" or "data.parquet row 3", counted from 1 within the file
     values: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None  # why the record could not be read; `values` is then empty
 
 
-class Places:
+class RowLocations:
     """Where the rows of an input come from, for messages; rows that follow each other in a file take a few bytes."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Places:
             self._kinds.append(kind)
 
     def __getitem__(self, index: int) -> str:
-        """What `Row.place` was, of any row that has been read."""
+        """What `Row.location` was, of any row that has been read."""
         run = bisect_right(self._indices, index) - 1
         return f"{self._kinds[run]} {self._numbers[run] + index - self._indices[run]}"
 

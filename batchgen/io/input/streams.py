@@ -40,7 +40,7 @@ def open_bytes(path: Location) -> Iterator[BinaryIO]:
     damaged, or is cut off. A cut exactly between two members leaves a whole file, so nothing can tell.
     """
     codec = _CODECS.get(path.suffix.lower())
-    with _naming(path, codec), path.open("rb") as file:
+    with _as_input_error(path, codec), path.open("rb") as file:
         if codec is None:
             yield file
             return
@@ -57,7 +57,7 @@ def _check_mark(path: Location, head: bytes, codec: str) -> None:
 
 
 @contextmanager
-def _naming(path: Location, codec: str | None) -> Iterator[None]:
+def _as_input_error(path: Location, codec: str | None) -> Iterator[None]:
     try:
         yield
     except OSError as error:

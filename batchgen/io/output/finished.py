@@ -33,7 +33,7 @@ def import_results(folder: OutputFolder, prefix: str, format: Format, *, without
         write_chunk(folder.journal / f"chunk-{number:06d}.parquet", outputs)
 
 
-def forget_failed(folder: OutputFolder) -> None:
+def remove_failed(folder: OutputFolder) -> None:
     """Take the rows that failed out of the journal, a chunk at a time, each whole or not at all. Raises OutputError."""
     for path in committed_chunks(folder.journal):
         outputs = [

@@ -85,7 +85,7 @@ class OutputFolder:
                 raise OutputError(f"{self.path}: another run has just been in this folder; start again")
             self._is_resumed = self._keeps_state = resume
             self._is_reopened = reopen
-            self._take_back()
+            self._restore_set_aside()
             if self._set_aside is not None and not resume and self.run_json.exists() and self.journal.exists():
                 Path(str(self.journal)).rename(self._set_aside)
             self._clean_state()
@@ -106,7 +106,7 @@ class OutputFolder:
                 for name in _OURS:  # _SUCCESS goes first: a half-removed run is no finished one
                     if name != self.state.name:
                         _remove(self.path / name)
-        with written_whole(self.run_json) as temporary:
+        with atomic_write(self.run_json) as temporary:
             temporary.write_text(run_state, encoding="utf-8")
         self._keeps_state = True
         with _as_output_error(self.path):
@@ -126,23 +126,23 @@ class OutputFolder:
             if self._keeps_state:
                 self.lock.release()
             else:
-                self._drop_state()
+                self._remove_state()
 
     def write_text(self, name: str, text: str) -> None:
         """Put a small UTF-8 file into the folder, whole or not at all. Raises OutputError."""
-        with written_whole(self.path / name) as temporary:
+        with atomic_write(self.path / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
     def mark_success(self) -> None:
         """Write `_SUCCESS` and remove `.state/`, which is needed no longer. Call it last. Raises OutputError."""
         self.write_text(self.success.name, "")
-        self._drop_state()
+        self._remove_state()
 
     def _earlier(self) -> tuple[bool, bytes | None]:
         """What tells one earlier run from another."""
         return self.success.exists(), self.run_json.read_bytes() if self.run_json.is_file() else None
 
-    def _take_back(self) -> None:
+    def _restore_set_aside(self) -> None:
         """Undo what a run did that meant to replace another one and never began."""
         if self._set_aside is not None and self._set_aside.exists():
             _remove(self.journal)
@@ -161,10 +161,10 @@ class OutputFolder:
         for path in self.journal.glob(".*.tmp"):
             path.unlink()
 
-    def _drop_state(self) -> None:
+    def _remove_state(self) -> None:
         with _as_output_error(self.state):
             self._is_resumed = self._set_aside is not None and self._set_aside.exists()
-            self._take_back()
+            self._restore_set_aside()
             self._clean_state()
             self.lock.release()
             with suppress(OSError):  # not empty: the next run has it already, or another one can be resumed
@@ -208,7 +208,7 @@ class OutputFolder:
 
 
 @contextmanager
-def written_whole(path: Location) -> Iterator[Path]:
+def atomic_write(path: Location) -> Iterator[Path]:
     """Give a local temporary path; when the block ends well, that file is made durable and takes the name `path`.
 
     A kill at any instant leaves the old `path` or the new one. Raises OutputError if the disk or the store refuses.

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen.errors import OutputError
-from batchgen.io.output.folder import written_whole
+from batchgen.io.output.folder import atomic_write
 from batchgen.io.output.schema import JOURNAL_SCHEMA
 from batchgen.io.remote import Location
 from batchgen.request_output import FinishReason, RequestOutput
@@ -78,8 +78,8 @@ def merge_chunks(chunks: Sequence[Location], scratch: Path) -> Iterator[ResultRo
 
 def to_arrays(rows: Sequence[ResultRow], columns: Iterable[str]) -> list[pa.Array]:
     """The named columns of the rows, an array each."""
-    places = [(JOURNAL_SCHEMA.names.index(name), JOURNAL_SCHEMA.field(name).type) for name in columns]
-    return [pa.array([row[i] for row in rows], type) for i, type in places]
+    fields = [(JOURNAL_SCHEMA.names.index(name), JOURNAL_SCHEMA.field(name).type) for name in columns]
+    return [pa.array([row[i] for row in rows], type) for i, type in fields]
 
 
 def _local(path: Location, scratch: Path) -> Path:
@@ -98,7 +98,7 @@ def _merge(chunks: Sequence[Path]) -> Iterator[ResultRow]:
 
 
 def _write_sorted(path: AnyPath, rows: Iterator[ResultRow]) -> AnyPath:
-    with written_whole(path) as temporary, pq.ParquetWriter(temporary, JOURNAL_SCHEMA, compression="zstd") as writer:
+    with atomic_write(path) as temporary, pq.ParquetWriter(temporary, JOURNAL_SCHEMA, compression="zstd") as writer:
         while group := list(islice(rows, _GROUP_ROWS)):
             writer.write_batch(
                 pa.RecordBatch.from_arrays(to_arrays(group, JOURNAL_SCHEMA.names), schema=JOURNAL_SCHEMA)

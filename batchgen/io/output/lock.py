@@ -18,7 +18,7 @@ from pathlib import Path
 
 from batchgen.errors import OutputError
 
-BEAT_SECONDS = 30.0
+HEARTBEAT_SECONDS = 30.0
 SILENT_SECONDS = 120.0  # after which a process of another host counts as dead
 
 
@@ -56,7 +56,7 @@ class RunLock:
     def acquire(self) -> None:
         """Take the lock, also from a process that is dead. Raises OutputError naming the one that is not."""
         mine = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        with _one_at_a_time(self.path.parent):
+        with _exclusive(self.path.parent):
             mine.write_text(json.dumps(asdict(Holder.this_process())), encoding="utf-8")
             now = mine.stat().st_mtime  # by the clock that also stamps the beats, wherever the folder is
             holder = live_holder(self.path, now)
@@ -67,7 +67,7 @@ class RunLock:
                 )
             mine.replace(self.path)
         self._stop = threading.Event()
-        threading.Thread(target=self._beat, args=(self._stop,), daemon=True).start()
+        threading.Thread(target=self._heartbeat, args=(self._stop,), daemon=True).start()
 
     def release(self) -> None:
         """Give the lock back; nothing happens where it is not held."""
@@ -83,8 +83,8 @@ class RunLock:
         """Who holds the lock; None: nobody, or a process that is dead or has been silent for two minutes."""
         return live_holder(self.path, time.time())
 
-    def _beat(self, stop: threading.Event) -> None:
-        while not stop.wait(BEAT_SECONDS):
+    def _heartbeat(self, stop: threading.Event) -> None:
+        while not stop.wait(HEARTBEAT_SECONDS):
             with suppress(OSError):  # a disk that fails shows where rows are written
                 os.utime(self.path)
 
@@ -118,7 +118,7 @@ def _start_mark(pid: int) -> str | None:
 
 
 @contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
+def _exclusive(folder: Path) -> Iterator[None]:
     """Of processes that look at the lock at once, one after the other."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -17,7 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 from batchgen.errors import OutputError
-from batchgen.io.output.lock import BEAT_SECONDS, Holder
+from batchgen.io.output.lock import HEARTBEAT_SECONDS, Holder
 from batchgen.io.remote import RemotePath
 
 
@@ -40,7 +40,7 @@ class RemoteLock:
             if not self._create():
                 raise OutputError(f"{self.path}: another run has just taken this lock; wait for it")
         self._stop = threading.Event()
-        threading.Thread(target=self._beat, args=(self._stop,), daemon=True).start()
+        threading.Thread(target=self._heartbeat, args=(self._stop,), daemon=True).start()
 
     def release(self) -> None:
         """Give the lock back; nothing happens where it is not held."""
@@ -86,8 +86,8 @@ class RemoteLock:
             return {}
         return values if isinstance(values, dict) else {}
 
-    def _beat(self, stop: threading.Event) -> None:
-        while not stop.wait(BEAT_SECONDS):
+    def _heartbeat(self, stop: threading.Event) -> None:
+        while not stop.wait(HEARTBEAT_SECONDS):
             with suppress(OSError):  # a store that fails shows where rows are written
                 if self._is_mine() and not stop.is_set():
                     self.path.write_bytes(self._content())

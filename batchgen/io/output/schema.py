@@ -24,12 +24,12 @@ _ADDED = (
 )
 _TOKEN = [("token_id", pa.int32()), ("token", pa.string()), ("logprob", pa.float32())]
 _LOGPROBS = pa.list_(pa.struct([*_TOKEN, ("rank", pa.int32()), ("top", pa.list_(pa.struct(_TOKEN)))]))
-_ON_REQUEST = (
+_OPTIONAL = (
     pa.field("completion_token_ids", pa.list_(pa.int32())),
     pa.field("logprobs", _LOGPROBS),
     pa.field("prompt_logprobs", _LOGPROBS),
 )
-EXPORT_SCHEMA = pa.schema([_ROW_INDEX, *_ADDED, *_ON_REQUEST])
+EXPORT_SCHEMA = pa.schema([_ROW_INDEX, *_ADDED, *_OPTIONAL])
 JOURNAL_SCHEMA = EXPORT_SCHEMA.append(pa.field("origin", pa.list_(pa.int64())))
 # What a reader of the output finds in the field metadata, under "description".
 _DESCRIPTIONS = {
@@ -46,13 +46,13 @@ _DESCRIPTIONS = {
 }
 
 
-def added_columns(on_request: Collection[str] = ()) -> list[str]:
-    """The columns that every output has, and those `on_request`, in the order they are written."""
-    return [field.name for field in _ADDED] + [field.name for field in _ON_REQUEST if field.name in on_request]
+def added_columns(optional: Collection[str] = ()) -> list[str]:
+    """The columns that every output has, and those `optional`, in the order they are written."""
+    return [field.name for field in _ADDED] + [field.name for field in _OPTIONAL if field.name in optional]
 
 
 def output_schema(
-    input_schema: pa.Schema, prefix: str, format: Format = "parquet", on_request: Collection[str] = ()
+    input_schema: pa.Schema, prefix: str, format: Format = "parquet", optional: Collection[str] = ()
 ) -> pa.Schema:
     """The input's columns, then ours with `output.prefix` in front.
 
@@ -62,7 +62,7 @@ def output_schema(
         json_values.check_types(input_schema)
     added = [
         JOURNAL_SCHEMA.field(name).with_name(prefix + name).with_metadata({"description": _DESCRIPTIONS[name]})
-        for name in added_columns(on_request)
+        for name in added_columns(optional)
     ]
     taken = [field.name for field in added if field.name in input_schema.names]
     if taken:
@@ -73,7 +73,7 @@ def output_schema(
     return pa.schema([*input_schema, *added])
 
 
-def with_origin(schema: pa.Schema, origin: Mapping[str, str]) -> pa.Schema:
-    """The schema of a file that says what wrote it: batchgen's version, and what `origin` tells of the run."""
-    told = {f"batchgen.{key}": value for key, value in origin.items()}
+def with_provenance(schema: pa.Schema, provenance: Mapping[str, str]) -> pa.Schema:
+    """The schema of a file that says what wrote it: batchgen's version, and what `provenance` tells of the run."""
+    told = {f"batchgen.{key}": value for key, value in provenance.items()}
     return schema.with_metadata({"batchgen": batchgen.__version__, **told})

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen.io.input.files import Format
-from batchgen.io.output.folder import OutputFolder, written_whole
+from batchgen.io.output.folder import OutputFolder, atomic_write
 from batchgen.io.output.journal import (
     ResultRow,
     committed_chunks,
@@ -28,7 +28,7 @@ from batchgen.io.output.journal import (
     write_chunk,
 )
 from batchgen.io.output.json_values import to_lines
-from batchgen.io.output.schema import added_columns, output_schema, with_origin
+from batchgen.io.output.schema import added_columns, output_schema, with_provenance
 from batchgen.io.remote import Location
 from batchgen.log import event
 from batchgen.request_output import RequestOutput
@@ -102,20 +102,20 @@ class ResultWriter:
         input: Input,
         prefix: str,
         format: Format = "parquet",
-        on_request: Collection[str] = (),
+        optional: Collection[str] = (),
         *,
-        origin: Mapping[str, str] | None = None,
+        provenance: Mapping[str, str] | None = None,
         rows_per_part: int = 1_000_000,
     ) -> None:
         """Write `completions/part-…` from the journal and the input. Every input row must have been written.
 
-        `origin` goes into the metadata of every Parquet part, with `batchgen.` before its keys.
+        `provenance` goes into the metadata of every Parquet part, with `batchgen.` before its keys.
         Raises OutputError if the disk refuses, InputError if the input was changed meanwhile.
         """
         self.commit()
-        schema = with_origin(output_schema(input.schema, prefix, format, on_request), origin or {})
+        schema = with_provenance(output_schema(input.schema, prefix, format, optional), provenance or {})
         results = merge_chunks(self._chunks, self._folder.scratch / "merge")
-        batches = _with_results(input.read_batches(), results, schema, added_columns(on_request))
+        batches = _with_results(input.read_batches(), results, schema, added_columns(optional))
         write_parts(self._folder.completions, batches, schema, format, rows_per_part)
 
 
@@ -172,13 +172,13 @@ def _cut_at_parts(batches: Iterable[pa.RecordBatch], rows_per_part: int) -> Iter
 
 
 def _write_lines(path: Location, batches: Iterable[pa.RecordBatch], _: pa.Schema) -> None:
-    with written_whole(path) as temporary, temporary.open("wb") as file:
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
         for batch in batches:
             file.writelines(to_lines(batch))
 
 
 def _write_parquet(path: Location, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> None:
-    with written_whole(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+    with atomic_write(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
         for group in _row_groups(batches):
             writer.write_table(group, row_group_size=group.num_rows)
 

@@ -33,11 +33,11 @@ from batchgen_kernels.cpu.pool import (
     START,
     STOP,
     TABLE,
-    ask_for_next,
     find_rows,
+    interleave_values,
     is_finite,
-    pair_values,
-    turn_keys,
+    prefetch_next,
+    transpose_keys,
 )
 from batchgen_kernels.cpu.softmax import exp2, exponentials, greatest
 from batchgen_kernels.cpu.vector import COLUMNS, ROWS, address, call, multiply, narrow, widen
@@ -61,8 +61,8 @@ def attend_tasks(
     num_threads: Any,
     tile: Any,
     queries: Any,
-    turned: Any,
-    paired: Any,
+    transposed: Any,
+    interleaved: Any,
     scores: Any,
     weights: Any,
     total: Any,
@@ -83,8 +83,8 @@ def attend_tasks(
                 if int(begin * num_threads / costs[-1]) == thread:
                     call(tile, (
                         query, keys, values, tables, tasks, task, head, scale, state, output, queries[thread],
-                        turned[thread], paired[thread], scores[thread], weights[thread], total[thread], limits[thread],
-                        rows[thread],
+                        transposed[thread], interleaved[thread], scores[thread], weights[thread], total[thread],
+                        limits[thread], rows[thread],
                     ))  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Bits:
 def _attend_tile(
     query: Any, keys: Any, values: Any, tables: Any, tasks: Any, index: Any, head: Any, scale: Any, state: Any,
     output: Any,
-    queries: Any, turned: Any, paired: Any, scores: Any, weights: Any, total: Any, limits: Any, rows: Any,
+    queries: Any, transposed: Any, interleaved: Any, scores: Any, weights: Any, total: Any, limits: Any, rows: Any,
 ) -> None:  # fmt: skip
     """One task and KV head. The last line of arguments is this thread's scratch."""
     task = tasks[index]
@@ -147,16 +147,16 @@ def _attend_tile(
     per_word = 4 // query.itemsize
     for start in range(task[START], stop, KEYS):
         num_keys = min(stop - start, KEYS)
-        ask_for_next(keys, values, tables, tasks, index, head, start + KEYS, stop, rows)
+        prefetch_next(keys, values, tables, tasks, index, head, start + KEYS, stop, rows)
         find_rows(tables[task[TABLE]], head, keys.shape[1], keys.shape[2], start, num_keys, rows)
-        turn_keys(keys, rows, num_keys, turned)
-        pair_values(values, rows, num_keys, paired)
-        _score(queries, turned, num_rows, num_keys, scores)
+        transpose_keys(keys, rows, num_keys, transposed)
+        interleave_values(values, rows, num_keys, interleaved)
+        _score(queries, transposed, num_rows, num_keys, scores)
         _weigh(scores, scale, num_rows, start, limits, num_keys, total, weights)
         if start + num_keys > limits[0] and not is_finite(values, rows, limits[0] - start, num_keys):
             _sum_seen_values(values, rows, weights, num_rows, start, limits, num_keys, total)
         else:
-            _sum_values(paired, weights, num_rows, -(-num_keys // per_word), total)
+            _sum_values(interleaved, weights, num_rows, -(-num_keys // per_word), total)
     _store_tile(task, head, keys.shape[1], state, output, total)
 
 
@@ -187,7 +187,7 @@ def _load_tile(
 
 
 @compiled()
-def _score(queries: Any, turned: Any, num_rows: Any, num_keys: Any, scores: Any) -> None:
+def _score(queries: Any, transposed: Any, num_rows: Any, num_keys: Any, scores: Any) -> None:
     stride = queries.shape[1] * queries.itemsize // 4
     scores[:num_rows] = 0
     for row in range(0, num_rows, ROWS):
@@ -196,7 +196,7 @@ def _score(queries: Any, turned: Any, num_rows: Any, num_keys: Any, scores: Any)
                 queries,
                 address(queries) + row * stride * 4,
                 stride,
-                address(turned) + key * 4,
+                address(transposed) + key * 4,
                 KEYS,
                 stride,
                 address(scores) + (row * KEYS + key) * 4,
@@ -227,9 +227,9 @@ def _weigh(
 
 
 @compiled()
-def _sum_values(paired: Any, weights: Any, num_rows: Any, num_words: Any, total: Any) -> None:
+def _sum_values(interleaved: Any, weights: Any, num_rows: Any, num_words: Any, total: Any) -> None:
     """Add weights x values to the sums."""
-    width = paired.shape[1]
+    width = interleaved.shape[1]
     stride = KEYS * weights.itemsize // 4
     for row in range(0, num_rows, ROWS):
         for column in range(0, width, COLUMNS):
@@ -237,7 +237,7 @@ def _sum_values(paired: Any, weights: Any, num_rows: Any, num_words: Any, total:
                 weights,
                 address(weights) + row * stride * 4,
                 stride,
-                address(paired) + column * 4,
+                address(interleaved) + column * 4,
                 width,
                 num_words,
                 address(total) + (row * total.shape[1] + column) * 4,

@@ -18,7 +18,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from batchgen_kernels.contract import AttentionOptions, AttentionStep, BlockGroup, Chosen, LayerCache, SamplingRows
+from batchgen_kernels.contract import (
+    AttentionOptions,
+    AttentionStep,
+    BlockGroup,
+    LayerCache,
+    SampledTokens,
+    SamplingRows,
+)
 from batchgen_kernels.cpu import sampling
 from batchgen_kernels.cpu.attention import TILE_ROWS, Bits, attend_tasks, scratch, tile_of
 from batchgen_kernels.cpu.compile import as_bits
@@ -121,7 +128,7 @@ class CpuBackend:
             )
         return output
 
-    def use_once(self, num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype) -> None:
+    def warm_up(self, num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype) -> None:
         """Attend and choose for one token of such a model, so that all that needs is compiled, or read from disk.
 
         For a thread beside the one that works: it starts no threads of its own, and leaves nothing behind.
@@ -136,7 +143,7 @@ class CpuBackend:
         step = self.prepare(AttentionStep(first, first[None], [0, 1], [1], [], block_size=1))
         self.attend(query, key, key, cache, step, AttentionOptions(scale=1.0))
         self._pools.pop(id(cache.key), None)
-        self.choose(key[0], None)
+        self.sample(key[0], None)
 
     def _pool(self, cache: LayerCache) -> _Pool:
         """Of every layer once: looking at a tensor's numbers costs more than it seems, step after step."""
@@ -150,9 +157,9 @@ class CpuBackend:
             self._scratch[tile] = scratch(dtype, num_shared, size, self._num_threads)
         return self._scratch[tile]
 
-    def choose(self, logits: Tensor, rows: SamplingRows | None) -> Chosen:
+    def sample(self, logits: Tensor, rows: SamplingRows | None) -> SampledTokens:
         """See `sampling.SamplingBackend`."""
-        return sampling.choose(logits, rows, self._num_threads)
+        return sampling.sample(logits, rows, self._num_threads)
 
 
 def _saved_tokens(group: BlockGroup, block_size: int) -> int:
@@ -204,8 +211,8 @@ def _tiles(starts: _Ints, stops: _Ints, tile: int) -> tuple[_Ints, _Ints, _Ints]
 def _tasks(*columns: npt.ArrayLike) -> _Tasks:
     """Of the columns in the order of `pool.py`."""
     rows = np.empty((len(np.asarray(columns[0])), len(columns)), np.int64)
-    for place, column in enumerate(columns):
-        rows[:, place] = column
+    for index, column in enumerate(columns):
+        rows[:, index] = column
     num_queries, start = rows[:, NUM_QUERIES], rows[:, START]
     stop = np.minimum(rows[:, STOP], rows[:, LIMIT] + num_queries - 1)
     # Turning a key into words costs about as much as two queries.

@@ -60,16 +60,16 @@ def _split_rotated(heads: Any, cos: Any, sin: Any, query: Any, key: Any, value: 
     num_heads, num_kv_heads = query.shape[1], key.shape[1]
     for row in prange(len(heads)):
         for head in range(num_heads):
-            _turn(heads[row, head], cos[row], sin[row], query[row, head])
+            _rotate(heads[row, head], cos[row], sin[row], query[row, head])
         for head in range(num_kv_heads):
-            _turn(heads[row, num_heads + head], cos[row], sin[row], key[row, head])
+            _rotate(heads[row, num_heads + head], cos[row], sin[row], key[row, head])
             # Column by column: of a whole assignment numba compiles the words of its errors too, for over a second.
             for column in range(heads.shape[2]):
                 value[row, head, column] = heads[row, num_heads + num_kv_heads + head, column]
 
 
 @compiled()
-def _turn(head: Any, cos: Any, sin: Any, output: Any) -> None:
+def _rotate(head: Any, cos: Any, sin: Any, output: Any) -> None:
     half = len(head) // 2
     for column in range(half):
         x, y = widen(head[column]), widen(head[half + column])

@@ -38,17 +38,17 @@ def write_rows(new: Any, pool: Any, slots: Any) -> None:
 @compiled()
 def find_rows(table: Any, head: Any, num_heads: Any, block_size: Any, start: Any, num_keys: Any, rows: Any) -> None:
     """Where the keys from `start` on lie, in rows of the pool; past the last one, that one again."""
-    place, offset = start // block_size, start % block_size
+    block, offset = start // block_size, start % block_size
     for key in range(num_keys):
-        rows[key] = (table[place] * num_heads + head) * block_size + offset
+        rows[key] = (table[block] * num_heads + head) * block_size + offset
         offset += 1
         if offset == block_size:
-            place, offset = place + 1, 0
+            block, offset = block + 1, 0
     rows[num_keys:] = rows[num_keys - 1]
 
 
 @compiled()
-def ask_for_next(
+def prefetch_next(
     keys: Any, values: Any, tables: Any, tasks: Any, index: Any, head: Any, start: Any, stop: Any, rows: Any
 ) -> None:
     """Have the keys and values fetched that come next, of this head, the next one or the next task."""
@@ -69,7 +69,7 @@ def ask_for_next(
 
 
 @compiled()
-def turn_keys(keys: Any, rows: Any, num_keys: Any, turned: Any) -> None:
+def transpose_keys(keys: Any, rows: Any, num_keys: Any, transposed: Any) -> None:
     """turned [words, KEYS]: the keys' words, one key a column."""
     num_words = keys.shape[3] * keys.itemsize // 4
     for key in range(0, num_keys, LANES):
@@ -79,20 +79,20 @@ def turn_keys(keys: Any, rows: Any, num_keys: Any, turned: Any) -> None:
                 address(keys) + word * 4,
                 address(rows) + key * 8,
                 num_words * 4,
-                address(turned) + (word * KEYS + key) * 4,
+                address(transposed) + (word * KEYS + key) * 4,
                 KEYS,
             )
 
 
 @compiled()
-def pair_values(values: Any, rows: Any, num_keys: Any, paired: Any) -> None:
+def interleave_values(values: Any, rows: Any, num_keys: Any, interleaved: Any) -> None:
     """paired [KEYS / numbers a word, width]: each word the numbers of neighbouring keys."""
     size = values.shape[3]
     flat = values.reshape((-1, size))
     if values.itemsize == 4:
         for key in range(num_keys):
             for column in range(size):
-                paired[key, column] = flat[rows[key], column]
+                interleaved[key, column] = flat[rows[key], column]
     else:
         for pair in range((num_keys + 1) // 2):
             for first in range(0, size, 2 * LANES):
@@ -100,7 +100,7 @@ def pair_values(values: Any, rows: Any, num_keys: Any, paired: Any) -> None:
                 interleave(
                     address(values) + (rows[2 * pair] * size + column) * 2,
                     address(values) + (rows[2 * pair + 1] * size + column) * 2,
-                    address(paired) + (pair * paired.shape[1] + column) * 4,
+                    address(interleaved) + (pair * interleaved.shape[1] + column) * 4,
                 )
 
 

@@ -14,7 +14,7 @@ import torch
 from numba import prange
 from torch import Tensor
 
-from batchgen_kernels.contract import Chosen, SamplingRows
+from batchgen_kernels.contract import SampledTokens, SamplingRows
 from batchgen_kernels.cpu.compile import as_bits, compiled
 from batchgen_kernels.cpu.vector import as_word, exponential, widen
 from batchgen_kernels.philox import uniform
@@ -24,7 +24,7 @@ _ONE = 0x3F800000  # the bits of 1.0, which is the weight of the best
 _SIGN = 0x7FFFFFFF  # all bits but that of the sign
 
 
-def choose(logits: Tensor, rows: SamplingRows | None, num_threads: int) -> Chosen:
+def sample(logits: Tensor, rows: SamplingRows | None, num_threads: int) -> SampledTokens:
     """See `sampling.SamplingBackend`."""
     bits = as_bits(logits)
     tokens, best = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits), dtype=torch.float32)
@@ -33,7 +33,7 @@ def choose(logits: Tensor, rows: SamplingRows | None, num_threads: int) -> Chose
         words = (column.numpy().view(np.uint64) for column in (rows.keys, rows.positions, rows.samples))
         columns = (column.numpy() for column in (rows.temperatures, rows.top_p, rows.min_p, rows.top_k))
         _draw_rows(bits, best.numpy(), *columns, uniform(*words), num_threads, tokens.numpy())
-    return Chosen(tokens, best)
+    return SampledTokens(tokens, best)
 
 
 @compiled(parallel=True)
@@ -118,10 +118,10 @@ def _look_up(weights: Any, least: Any, draw: Any, sums: Any) -> Any:
         before += sums[block]
         block += 1
     token = 0
-    for place in range(block * _BLOCK, min((block + 1) * _BLOCK, len(weights))):
-        if weights[place] >= least and weights[place] > 0:
-            token = place
-            before += weights[place]
+    for index in range(block * _BLOCK, min((block + 1) * _BLOCK, len(weights))):
+        if weights[index] >= least and weights[index] > 0:
+            token = index
+            before += weights[index]
             if before > target:
                 break
     return token  # the block's last one, where its sum in another order falls short
@@ -164,9 +164,9 @@ def _gather(weights: Any, least: Any, candidates: Any) -> Any:
     for start in range(0, len(weights), _BLOCK):
         block = weights[start : start + _BLOCK]
         if _greatest_weight(block) >= least:
-            for place in range(len(block)):
-                candidates[count] = block[place]
-                count += block[place] >= least  # no branch, which would be guessed wrong too often
+            for index in range(len(block)):
+                candidates[count] = block[index]
+                count += block[index] >= least  # no branch, which would be guessed wrong too often
     return count
 
 
@@ -187,8 +187,8 @@ def _bisect(weights: Any, least: Any, target: Any, is_count: Any) -> Any:
 @compiled()
 def _count_from(weights: Any, least: Any) -> Any:
     count = np.int32(0)
-    for place in range(len(weights)):
-        count = np.int32(count + np.int32(weights[place] >= least))
+    for index in range(len(weights)):
+        count = np.int32(count + np.int32(weights[index] >= least))
     return count
 
 
@@ -196,8 +196,8 @@ def _count_from(weights: Any, least: Any) -> Any:
 def _sum_from(weights: Any, least: Any) -> Any:
     """In float64."""
     total = 0.0
-    for place in range(len(weights)):
-        weight = weights[place]
+    for index in range(len(weights)):
+        weight = weights[index]
         total += np.float64(weight if weight >= least else np.float32(0))
     return total
 
@@ -205,6 +205,6 @@ def _sum_from(weights: Any, least: Any) -> Any:
 @compiled()
 def _greatest_weight(weights: Any) -> Any:
     words, most = weights.view(np.int32), np.int32(0)
-    for place in range(len(words)):
-        most = max(most, words[place])
+    for index in range(len(words)):
+        most = max(most, words[index])
     return widen(np.uint32(most))

@@ -93,7 +93,7 @@ def address(_context: Any, array: Any) -> Any:
 
 
 @intrinsic
-def call(_context: Any, place: Any, arguments: Any) -> Any:
+def call(_context: Any, target: Any, arguments: Any) -> Any:
     """Call the compiled function at an address, which returns nothing, with a tuple of arguments of its very types."""
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
@@ -107,7 +107,7 @@ def call(_context: Any, place: Any, arguments: Any) -> Any:
 
 
 @intrinsic
-def prefetch(_context: Any, place: Any) -> Any:
+def prefetch(_context: Any, target: Any) -> Any:
     """Ask for the cache line at an address."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -146,8 +146,8 @@ def multiply(
             return builder.add(base, builder.mul(words, constant(4)))
 
         cells = [(row, column) for row in range(ROWS) for column in range(0, COLUMNS, LANES)]
-        places = {cell: at(c, constant(cell[0]), c_stride, cell[1]) for cell in cells}
-        totals = {cell: cgutils.alloca_once_value(builder, load(builder, places[cell], FLOATS)) for cell in cells}
+        targets = {cell: at(c, constant(cell[0]), c_stride, cell[1]) for cell in cells}
+        totals = {cell: cgutils.alloca_once_value(builder, load(builder, targets[cell], FLOATS)) for cell in cells}
         with cgutils.for_range(builder, size, intp=SIZE) as loop:
             columns = {
                 column: load(builder, at(b, loop.index, b_stride, column), WORDS) for column in range(0, COLUMNS, LANES)
@@ -159,7 +159,7 @@ def multiply(
                     total = totals[row, column]
                     builder.store(add(builder, builder.load(total), word, words), total)
         for cell in cells:
-            store(builder, builder.load(totals[cell]), places[cell])
+            store(builder, builder.load(totals[cell]), targets[cell])
         return context.get_dummy_value()
 
     size = types.int64
@@ -201,11 +201,11 @@ def interleave(_context: Any, first: Any, second: Any, out: Any) -> Any:
     numbers = ir.VectorType(ir.IntType(16), 2 * LANES)
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        low, high = (load(builder, place, numbers) for place in arguments[:2])
+        low, high = (load(builder, target, numbers) for target in arguments[:2])
         for half in range(2):
             lanes = [half * LANES + lane // 2 + lane % 2 * 2 * LANES for lane in range(2 * LANES)]
-            place = builder.add(arguments[2], constant(half * 4 * LANES))
-            store(builder, shuffle(builder, low, high, lanes), place)
+            target = builder.add(arguments[2], constant(half * 4 * LANES))
+            store(builder, shuffle(builder, low, high, lanes), target)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), generate

@@ -217,7 +217,7 @@ def attend_items(
     query: Tensor,
     cache: LayerCache,
     items: Tensor,
-    places: Places,
+    query_tables: QueryTables,
     parts: Parts,
     output: Tensor,
     options: AttentionOptions,
@@ -237,8 +237,8 @@ def attend_items(
     scale, soft_cap = _scales(options)
     attention_kernel[(len(items), num_kv_heads)](
         query, cache.key, cache.value, output, parts.output, parts.lse, options.sinks,
-        items, places.positions, places.partial_starts, places.block_tables,
-        places.block_tables.stride(0), query.stride(0), query.stride(1),
+        items, query_tables.positions, query_tables.partial_starts, query_tables.block_tables,
+        query_tables.block_tables.stride(0), query.stride(0), query.stride(1),
         scale, soft_cap, options.sliding_window or 0,
         HEADS_PER_KV=heads_per_kv,
         KEY_SIZE=key_size, KEY_TILE=tile_of(key_size), VALUE_SIZE=value_size, VALUE_TILE=tile_of(value_size),
@@ -250,7 +250,7 @@ def attend_items(
     )  # fmt: skip
 
 
-class Places(NamedTuple):
+class QueryTables(NamedTuple):
     """Where the queries of a step are, on the device."""
 
     positions: Tensor  # [T] int32

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from batchgen_kernels import reference
-from batchgen_kernels.contract import AttentionOptions, AttentionStep, Chosen, LayerCache, SamplingRows
-from batchgen_kernels.triton.attention import Parts, Places, attend_items
+from batchgen_kernels.contract import AttentionOptions, AttentionStep, LayerCache, SampledTokens, SamplingRows
+from batchgen_kernels.triton.attention import Parts, QueryTables, attend_items
 from batchgen_kernels.triton.launch import Launch, LaunchKey, arch_of, constants, launches
 from batchgen_kernels.triton.merge import merge_parts
-from batchgen_kernels.triton.sample import choose
+from batchgen_kernels.triton.sample import sample
 from batchgen_kernels.triton.store import store_kv
 from batchgen_kernels.triton.work import ITEM_FIELDS, Capacity, Tiling, Work, decode_capacity, plan_work
 
@@ -158,17 +158,17 @@ class TritonBackend:
             query.new_empty(num_partials, shape.num_heads, shape.value_size, dtype=torch.float32),
             query.new_empty(num_partials, shape.num_heads, dtype=torch.float32),
         )
-        places = Places(work.positions, work.partial_starts, prepared.step.block_tables)
+        query_tables = QueryTables(work.positions, work.partial_starts, prepared.step.block_tables)
         for regime, launch in _launches(shape, query.device).items():
             if len(work.items[regime]):
-                attend_items(query, cache, work.items[regime], places, parts, output, options, launch)
+                attend_items(query, cache, work.items[regime], query_tables, parts, output, options, launch)
         if len(work.merged_tokens):
             merge_parts(parts.output, parts.lse, work.merged_tokens, work.partial_starts, output)
         return output
 
-    def choose(self, logits: Tensor, rows: SamplingRows | None) -> Chosen:
+    def sample(self, logits: Tensor, rows: SamplingRows | None) -> SampledTokens:
         """See `sampling.SamplingBackend`."""
-        return reference.choose(logits, None) if rows is None else choose(logits, rows)
+        return reference.sample(logits, None) if rows is None else sample(logits, rows)
 
 
 def _shape(query: Tensor, cache: LayerCache) -> LayerShape:

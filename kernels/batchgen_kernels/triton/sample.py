@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from batchgen_kernels.contract import Chosen, SamplingRows
+from batchgen_kernels.contract import SampledTokens, SamplingRows
 
 _VOCAB_TILE = 2048
 
@@ -98,7 +98,7 @@ _COLUMNS = ["temperatures_ptr", "top_p_ptr", "min_p_ptr", "top_k_ptr"]
 
 
 @triton.jit(do_not_specialize_on_alignment=_COLUMNS)
-def choose_kernel(
+def sample_kernel(
     logits_ptr: tl.tensor,  # [rows, vocab]
     temperatures_ptr: tl.tensor,  # [rows] float32; 0: the best token
     top_p_ptr: tl.tensor,  # [rows] float32
@@ -187,18 +187,18 @@ def _kept_weights(
     return tl.where((columns < vocab) & (weights >= least_weight), weights, 0.0).to(tl.float64)
 
 
-def choose(logits: Tensor, rows: SamplingRows) -> Chosen:
+def sample(logits: Tensor, rows: SamplingRows) -> SampledTokens:
     """See `sampling.SamplingBackend`, for rows of which one at least draws. No device value is read by the host."""
     count, vocab = logits.shape
     assert logits.stride(1) == 1, logits.stride()
     bits = random_bits(*(column.contiguous() for column in (rows.keys, rows.positions, rows.samples)))
     tokens = torch.empty(count, dtype=torch.int64, device=logits.device)
     best = torch.empty(count, dtype=torch.float32, device=logits.device)
-    choose_kernel[(count,)](
+    sample_kernel[(count,)](
         logits, rows.temperatures, rows.top_p, rows.min_p, rows.top_k, bits, tokens, best, vocab, logits.stride(0),
         IS_FILTERED=rows.is_filtered, TILE=_VOCAB_TILE, num_warps=8,
     )  # fmt: skip
-    return Chosen(tokens, best)
+    return SampledTokens(tokens, best)
 
 
 _TILE = 128

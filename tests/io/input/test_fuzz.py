@@ -95,9 +95,9 @@ def test_good_lines_survive_any_others(tmp_path: Path, lines: list[bytes]) -> No
     good = {"t": "é\u2028", "n": 2**60, "f": 0.1}
     path.write_bytes(b"\n".join(part for line in lines for part in (json.dumps(good).encode(), line)) + b"\n")
     rows, table = read(opened(path))
-    carried = {row.place: record for row, record in zip(rows, table.to_pylist(), strict=True)}
+    carried = {row.location: record for row, record in zip(rows, table.to_pylist(), strict=True)}
     for number in range(1, 2 * len(lines), 2):
-        assert [row.values for row in rows if row.place == f"x.jsonl line {number}"] == [{"t": "é\u2028"}]
+        assert [row.values for row in rows if row.location == f"x.jsonl line {number}"] == [{"t": "é\u2028"}]
         assert all(same(good[key], carried[f"x.jsonl line {number}"][key]) for key in good)
 
 

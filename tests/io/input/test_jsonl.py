@@ -82,8 +82,8 @@ def test_bad_line_is_an_error_row_with_its_true_line(tmp_path: Path, line: bytes
     assert words in bad.error
     assert "secret" not in bad.error
     bad.error.encode()  # an error text must fit into the output
-    assert (bad.index, bad.place, bad.values) == (1, "data.jsonl line 3", {})
-    assert (after.index, after.place, after.values) == (2, "data.jsonl line 4", {"prompt": "note d"})
+    assert (bad.index, bad.location, bad.values) == (1, "data.jsonl line 3", {})
+    assert (after.index, after.location, after.values) == (2, "data.jsonl line 4", {"prompt": "note d"})
 
 
 def test_values_that_are_odd_but_fine(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_lines_inside_gzip_are_counted_as_in_a_plain_file(tmp_path: Path) -> Non
     input = open_lines(tmp_path, b"".join(map(gzip.compress, members)), name="data.json.gz")
     first, second, broken = input.read_rows()
     assert [first.values, second.values] == TWO
-    assert [row.place for row in (first, second, broken)] == [f"data.json.gz line {n}" for n in (1, 3, 4)]
+    assert [row.location for row in (first, second, broken)] == [f"data.json.gz line {n}" for n in (1, 3, 4)]
     assert broken.error is not None
     assert "not valid JSON" in broken.error
 
@@ -146,7 +146,7 @@ def test_line_too_long_to_be_held_fails_alone(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(jsonl, "_MAX_LINE_BYTES", 20)
     fits, long = b'{"prompt":"note a"}\n', b'{"prompt":"note a" }'
     rows = rows_of(tmp_path, fits + long + b" " * 100 + b"\n" + long + b"\n" + fits + long + b"\n")
-    assert [row.place[-1] for row in rows] == ["1", "2", "3", "4", "5"]
+    assert [row.location[-1] for row in rows] == ["1", "2", "3", "4", "5"]
     assert [row.error is None for row in rows] == [True, False, False, True, False]
     assert rows[1].error == "data.jsonl line 2: the line is longer than 20 bytes"
 
@@ -171,7 +171,7 @@ def test_places_start_again_in_each_file_and_the_index_does_not(tmp_path: Path) 
     (tmp_path / "a.jsonl").write_bytes(b'{"prompt":"a"}\n')
     (tmp_path / "b.jsonl").write_bytes(b'\n{"prompt":"b"}\n')
     rows = list(open_input(InputSpec(path=str(tmp_path), prompt="prompt")).read_rows())
-    assert [(row.index, row.place) for row in rows] == [(0, "a.jsonl line 1"), (1, "b.jsonl line 2")]
+    assert [(row.index, row.location) for row in rows] == [(0, "a.jsonl line 1"), (1, "b.jsonl line 2")]
 
 
 def test_limit_holds_for_rows_batches_and_types(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_files_of_a_folder_are_one_table(tmp_path: Path) -> None:
     }.items():
         pq.write_table(pa.table(columns), tmp_path / f"part-{number}.parquet")
     input = open_folder(tmp_path)
-    assert [row.place for row in input.read_rows()] == [f"part-{number}.parquet row 1" for number in (0, 1, 2, 10)]
+    assert [row.location for row in input.read_rows()] == [f"part-{number}.parquet row 1" for number in (0, 1, 2, 10)]
     assert [row.index for row in input.read_rows()] == [0, 1, 2, 3]
     assert carried(input).to_pydict() == {
         "prompt": ["p0", "p1", "p2", "p10"],
@@ -173,7 +173,7 @@ def test_limit_counts_over_files_and_batches(tmp_path: Path, limit: int) -> None
 
 def test_place_counts_rows_within_the_file(tmp_path: Path) -> None:
     input = open_table(tmp_path, {"prompt": ["x"] * 300})
-    assert [row.place for row in input.read_rows()][299] == "data.parquet row 300"
+    assert [row.location for row in input.read_rows()][299] == "data.parquet row 300"
 
 
 def test_large_rows_make_small_batches(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_limit_holds_over_files_and_batches(tmp_path: Path) -> None:
         pq.write_table(pa.table({"prompt": ["note a"] * 300}), tmp_path / f"{number}.parquet")
     input = open_folder(tmp_path, limit=556)
     assert [len(batch) for batch in input.read_row_batches()] == [256, 44, 256]
-    assert [row.place for row in input.read_rows()][-1] == "1.parquet row 256"
+    assert [row.location for row in input.read_rows()][-1] == "1.parquet row 256"
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen.io.input.readers import Input, open_input
-from batchgen.io.input.rows import Places
+from batchgen.io.input.rows import RowLocations
 from batchgen.spec.job_spec import InputSpec
 
 
@@ -17,12 +17,12 @@ def opened(*paths: Path) -> Input:
 
 
 def test_a_run_of_rows_is_kept_once() -> None:
-    places = Places()
+    locations = RowLocations()
     for index, line in enumerate([1, 2, 4, 5, 6]):  # line 3 is blank
-        places.add(index, "x line", line)
-    places.add(5, "y line", 1)
-    assert len(places._kinds) == 3
-    assert [places[index] for index in range(6)] == [f"x line {n}" for n in (1, 2, 4, 5, 6)] + ["y line 1"]
+        locations.add(index, "x line", line)
+    locations.add(5, "y line", 1)
+    assert len(locations._kinds) == 3
+    assert [locations[index] for index in range(6)] == [f"x line {n}" for n in (1, 2, 4, 5, 6)] + ["y line 1"]
 
 
 def test_lines_are_named_as_their_rows_were(tmp_path: Path) -> None:
@@ -30,8 +30,8 @@ def test_lines_are_named_as_their_rows_were(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_bytes(b'\n{"t": 3}\n')
     source = opened(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
     rows = list(source.read_rows())
-    assert [row.place for row in rows] == ["a.jsonl line 1", "a.jsonl line 3", "a.jsonl line 4", "b.jsonl line 2"]
-    assert [source.places[row.index] for row in rows] == [row.place for row in rows]
+    assert [row.location for row in rows] == ["a.jsonl line 1", "a.jsonl line 3", "a.jsonl line 4", "b.jsonl line 2"]
+    assert [source.locations[row.index] for row in rows] == [row.location for row in rows]
 
 
 def test_parquet_rows_are_named_as_their_rows_were(tmp_path: Path) -> None:
@@ -39,5 +39,5 @@ def test_parquet_rows_are_named_as_their_rows_were(tmp_path: Path) -> None:
         pq.write_table(pa.table({"t": ["x"] * num_rows}), tmp_path / f"{name}.parquet")
     source = opened(*(tmp_path / f"{name}.parquet" for name in "abc"))
     rows = list(source.read_rows())
-    assert rows[600].place == "c.parquet row 1"
-    assert [source.places[row.index] for row in rows] == [row.place for row in rows]
+    assert rows[600].location == "c.parquet row 1"
+    assert [source.locations[row.index] for row in rows] == [row.location for row in rows]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from batchgen.errors import InputError, OutputError
-from batchgen.io.output.folder import OutputFolder, written_whole
+from batchgen.io.output.folder import OutputFolder, atomic_write
 
 
 def names_in(folder: Path) -> list[str]:
@@ -180,7 +180,7 @@ def test_failed_writing_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     path.write_text("old")
 
     def write_half() -> None:
-        with written_whole(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_text("half")
             raise OSError(28, "No space left on device")
 

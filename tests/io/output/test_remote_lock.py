@@ -72,7 +72,7 @@ def test_a_damaged_lock_is_nobodys(path: RemotePath, content: bytes) -> None:
 
 
 def test_it_beats(path: RemotePath, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_lock, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(remote_lock, "HEARTBEAT_SECONDS", 0.01)
     lock = RemoteLock(path)
     lock.acquire()
     first, deadline = path.read_bytes(), time.monotonic() + 10

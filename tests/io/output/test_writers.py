@@ -88,7 +88,9 @@ def test_samples_of_a_row_stand_next_to_each_other(tmp_path: Path) -> None:
 
 def test_parts_say_what_wrote_them(tmp_path: Path) -> None:
     input = parquet_input(tmp_path, prompt=["a", "b"])
-    answered(input, tmp_path / "out", map(answer, range(2)), rows_per_part=1, origin={"job": "j.yaml", "model": "gpt2"})
+    answered(
+        input, tmp_path / "out", map(answer, range(2)), rows_per_part=1, provenance={"job": "j.yaml", "model": "gpt2"}
+    )
     for part in (tmp_path / "out" / "completions").iterdir():
         schema = pq.read_schema(part)
         told = {key.decode(): value.decode() for key, value in schema.metadata.items()}
