@@ -8,11 +8,22 @@ from __future__ import annotations
 import json
 import logging
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
 LogFormat = Literal["text", "json"]
+
+
+def progress_bar(name: str | None, *, total: int | None = None, initial: int = 0, quiet: bool = False) -> tqdm:
+    """A bar of rows on stderr; it shows nothing where stderr is no terminal, or if `quiet`."""
+    from tqdm import tqdm  # not above: `batchgen --help` has no use for it
+
+    # None: tqdm finds out whether stderr is a terminal
+    return tqdm(desc=name, total=total, initial=initial, unit="row", disable=True if quiet else None)
 
 
 def event(name: str, **fields: Any) -> dict[str, Any]:

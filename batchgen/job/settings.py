@@ -1,4 +1,4 @@
-"""Resolve: which value a setting has in the end, and who gave it.
+"""Settings: which value a setting has in the end, who gave it, and the resolved job.yaml that says so.
 
 --set > job file > the model's generation_config > built-in. No length limit is taken from a generation_config: one
 that the user did not write would cut answers short without a word.
@@ -7,7 +7,6 @@ that the user did not write would cut answers short without a word.
 from __future__ import annotations
 
 import dataclasses
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -44,7 +43,6 @@ def resolve_sampling(
     SpecError where the job file names what is no token of the model.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
-    defaults["seed"] = secrets.randbits(32)  # the user's own seeds may be longer
     defaults["logit_bias"] = {}  # as a job file has it
     chosen = {name: getattr(job.spec.sampling, name) for name in defaults if f"sampling.{name}" in job.sources}
     given = {name: value for name, value in chosen.items() if value is not None}  # null leaves it to the next

@@ -23,9 +23,11 @@ from batchgen.io.output.folder import OutputFolder
 from batchgen.job.export import refuse_other_input
 from batchgen.job.fingerprint import read_earlier_run
 from batchgen.job.generate import Generation, prepare_generation
-from batchgen.job.target import inspect_target
+from batchgen.job.run_config import make_encoder, make_sampling, resolve_job
+from batchgen.log import progress_bar
 from batchgen.plan.token_store import Positions, TokenStore
-from batchgen.prompts.tokenise import TokenisedRows, row_encoder, tokenise
+from batchgen.prompts.row_sampling import RowSampling
+from batchgen.prompts.tokenise import tokenise
 from batchgen.spec.job_spec import InputSpec, JobSpec
 from batchgen.spec.load import Job
 from batchgen.stats.artifact import read_artifact
@@ -97,17 +99,19 @@ def verify_run(path: str, *, num_rows: int, dtype: str | None = None, quiet: boo
         raise OutputError(f"{folder.path}: its job.yaml does not say what the run was")
     source = open_input(job.spec.input)
     refuse_other_input(source, earlier.state, "only a run whose input is unchanged can be verified")
-    target = inspect_target(job)
-    encoder = row_encoder(target, job.spec.input, earlier.state.now)
+    config = resolve_job(job)
+    encoder = make_encoder(config, earlier.state.now)
+    sampling = make_sampling(config, earlier.state.seed)
     written = _read_written(folder, job.spec.output.prefix)
     chosen = _SelectedRows({row_index for row_index, _ in written}, num_rows)
     with tempfile.TemporaryDirectory(prefix="batchgen-verify-") as scratch:
-        rows = tokenise(source, encoder, target, chosen, TokenStore(Path(scratch) / "tokens.bin"), quiet=quiet)
-        _request_logprobs(rows)
-        generation = prepare_generation(job, target, rows, chosen, Stopwatch())
+        store = TokenStore(Path(scratch) / "tokens.bin")
+        rows = tokenise(source, encoder, sampling, chosen, store, bar=progress_bar("tokenise", quiet=quiet))
+        _request_logprobs(sampling)
+        generation = prepare_generation(config, rows, chosen, Stopwatch())
         found = [] if generation is None else list(_compare(generation, written))
     differences = sorted(difference for difference in found if difference is not None)
-    return Verification(chosen.num_rows, len(found), str(target.info.dtype).removeprefix("torch."), differences)
+    return Verification(chosen.num_rows, len(found), config.dtype, differences)
 
 
 def _job_alone(document: Mapping[str, Any], folder: OutputFolder, dtype: str | None) -> Job:
@@ -127,7 +131,7 @@ class _SelectedRows:
         self._most = num_rows
         self.num_rows = 0
 
-    def left(self, row_indices: array[int]) -> Positions:
+    def remaining(self, row_indices: array[int]) -> Positions:
         """Their positions among the rows that were tokenised."""
         good = np.flatnonzero(np.isin(np.frombuffer(row_indices, np.int64), list(self._good)))
         self.num_rows = min(self._most, len(good))
@@ -137,8 +141,8 @@ class _SelectedRows:
         """Rows that failed in the run fail here again; of one that did not, nothing is compared."""
 
 
-def _request_logprobs(rows: TokenisedRows) -> None:
-    distinct = rows.sampling.distinct
+def _request_logprobs(sampling: RowSampling) -> None:
+    distinct = sampling.distinct
     distinct[:] = [replace(params, logprobs=max(params.logprobs or 0, 2)) for params in distinct]
 
 
