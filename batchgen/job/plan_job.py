@@ -1,4 +1,4 @@
-"""plan_job: what a job would do, without its weights. Writes nothing into the output folder."""
+"""plan_job: what a job would do, found without loading weights. Writes nothing into the output folder."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _TOKENS_BEFORE, _TOKENS_AFTER = 24, 12  # shown around the first difference
 
 
 def plan_job(job: Job, *, tokens_per_second: float | None = None, quiet: bool = False) -> JobPlan:
-    """Tokenise and plan a job, as a run would. `tokens_per_second`: computed tokens, for the estimate of the time.
+    """Tokenise and plan a job as a run would. `tokens_per_second`: computed tokens, to estimate the time.
 
     Raises a BatchgenError when the job, its input, its model or its tokenizer is refused.
     """
@@ -84,7 +84,7 @@ def _describe(config: RunConfig, rows: TokenisedRows, bad_rows: _BadRows, tokens
 
 
 class _BadRows:
-    """Counts bad rows, and keeps the words of the first of each kind."""
+    """Counts bad rows, and keeps the message of the first of each kind."""
 
     def __init__(self) -> None:
         self.counts = RowCounts()
@@ -97,14 +97,14 @@ class _BadRows:
             self._first.append(error)
 
     def kinds(self) -> list[BadKind]:
-        """The first few kinds, in the order they came."""
+        """Return the first few kinds, in order of appearance."""
         return [BadKind(error, n) for error, n in zip(self._first, self.counts.errors.values(), strict=False)]
 
 
 def _fit_pool(config: RunConfig, rows: TokenisedRows, bad_rows: _BadRows) -> tuple[Plan, PoolSize | None, str | None]:
-    """The plan and the pool that a run on this machine would have; without a pool, why there is none."""
+    """Return the plan and the pool of a run on this machine; without a pool, the reason why there is none."""
     plan = plan_rows(config, rows)
-    # What a run finds when the model is loaded, less what its steps need; a run on a GPU measures that.
+    # The memory left beside weights and steps; a run on a GPU measures what its steps need.
     left = available_memory(config.device) - config.model.weight_bytes - bytes_for_steps(config, rows, len(plan.order))
     try:
         check_weights_fit(config.model, config.device, config.memory_fraction)
@@ -169,7 +169,7 @@ def _memory(
 
 
 def _rows_at_once(config: RunConfig, rows: TokenisedRows, plan: Plan, pool: PoolSize) -> int:
-    """How many samples the pool admits while nothing is known of the output, if all rows were as the average one."""
+    """Estimate how many samples the pool admits before output lengths are known, taking all rows as average."""
     block_size, lengths = config.block_size, rows.store.lengths(plan.order)
     reserved = np.minimum(rows.max_tokens[plan.order], ExpectedTokens(config.expected_tokens).value)
     hits = num_hit_blocks(lengths, plan.seen, block_size) if config.prefix_cache else 0
@@ -200,7 +200,7 @@ def _time(config: RunConfig, rows: TokenisedRows, plan: Plan, tokens_per_second:
 
 
 def _output_tokens(config: RunConfig, rows: TokenisedRows, earlier: RunReport | None) -> tuple[float, str]:
-    """Tokens of a completion, and how we know."""
+    """Return the expected tokens of a completion, and how they were estimated."""
     if earlier is not None and earlier.num_samples:
         return earlier.num_output_tokens / earlier.num_samples, "as long on average as in the earlier run"
     if config.expected_tokens is not None:
@@ -213,7 +213,7 @@ def _output_tokens(config: RunConfig, rows: TokenisedRows, earlier: RunReport | 
 
 
 def _earlier_run(config: RunConfig) -> RunReport | None:
-    """The report of a finished run in the output folder, if there is one that can be read."""
+    """Return the report of a finished run in the output folder, if there is a readable one."""
     try:
         return read_report(locate(config.output.path))
     except OutputError:

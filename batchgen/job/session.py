@@ -36,28 +36,28 @@ from batchgen.stats.artifact import read_report
 
 
 class Start(Enum):
-    """What a run into a folder is."""
+    """How a session starts."""
 
     FRESH = auto()
     RESUMED = auto()
-    REOPENED = auto()  # it was finished; rows have come, or failed ones run again
+    REOPENED = auto()  # it was finished; rows were appended, or failed rows run again
     COMPLETE = auto()  # nothing is left to do
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """This session of a run."""
+    """One session of a run: a run that is interrupted and resumed has several."""
 
     start: Start
     state: RunState
     only_failed: bool = False
 
     def claimed(self, folder: OutputFolder) -> AbstractContextManager[None]:
-        """The folder for this session, with what it needs of the earlier ones."""
+        """Take the output folder for this session, keeping what it needs of earlier ones."""
         return folder.claimed(resume=self.start is Start.RESUMED, reopen=self.start is Start.REOPENED)
 
     def prepare_journal(self, folder: OutputFolder, output: OutputSpec) -> None:
-        """Make the journal hold the rows that this session need not run. Raises OutputError."""
+        """Leave in the journal exactly the rows that this session need not run. Raises OutputError."""
         if self.start is Start.REOPENED:
             import_results(folder, output.prefix, output.format, without_failed=self.only_failed)
         elif self.start is Start.RESUMED and self.only_failed:
@@ -81,9 +81,7 @@ def open_session(
     """
     if earlier is None:
         if only_failed:
-            raise OutputError(
-                f"{folder.path}: there is no run in it whose failed rows could run again; run without --only"
-            )
+            raise OutputError(f"{folder.path}: holds no run whose failed rows could run again; omit --only")
         return Session(Start.FRESH, _fresh_state(config, *_fingerprint(config, files, None), now))
     old = earlier.state
     fingerprint, mtimes = _fingerprint(config, files, old)
@@ -114,7 +112,7 @@ def _fresh_state(config: RunConfig, fingerprint: dict[str, str], mtimes: dict[st
 def _fingerprint(
     config: RunConfig, files: Sequence[Location], old: RunState | None
 ) -> tuple[dict[str, str], dict[str, int]]:
-    """Everything but the seed that changes answers, and the times of the input files. Raises InputError."""
+    """Return everything but the seed that changes completions, and the mtimes of the input files. Raises InputError."""
     spec = config.job.spec
     mtimes: dict[str, int] = {}
     contents: dict[str, str] = {}
@@ -140,9 +138,9 @@ def _fingerprint(
 
 
 def _content(path: Location, key: str, old: RunState | None) -> tuple[str, int | None]:
-    """An input file in words, and its time. One that has the size and time of the earlier session is not read.
+    """Describe the content of an input file; returns its mtime too. A file with the earlier size and mtime is not read.
 
-    In a store, what that says of the object, such as its ETag, stands for the content where there is such a thing.
+    In an object store the object's ETag or similar stands for the content, where the store has one.
     """
     with as_input_error(path):
         size, stamp = state_of(path)

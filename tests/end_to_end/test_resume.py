@@ -449,7 +449,7 @@ def test_export_refuses_an_input_that_was_changed(run_tiny: TinyRunner, monkeypa
     path.write_bytes(path.read_bytes().replace(b"row 0", b"row X"))
     result = command("export", job_file.with_suffix(""), "--to", run_tiny.folder / "partial", "--job", job_file)
     assert result.exit_code == 2
-    assert f"{path}: not as it was when the run began" in result.stderr
+    assert f"{path}: has changed since the run began" in result.stderr
 
 
 def test_a_commit_can_come_after_every_step(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
