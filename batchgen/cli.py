@@ -27,10 +27,10 @@ from batchgen.log import LogFormat, event, log_to_stderr
 log = logging.getLogger("batchgen")
 
 REFUSED, INTERRUPTED, BUG = 2, 130, 1
-# After so many new objects Python looks for garbage. Imports and the reading of a tokenizer make hundreds of thousands
-# that stay: with the default of 700 looking among them is a sixth of the processor time before the first token.
+# New objects between two garbage collections. Imports and reading a tokenizer create hundreds of thousands that stay:
+# with the default of 700, collecting takes a sixth of the processor time before the first token.
 _NEW_OBJECTS = 100_000
-DIFFERENT = 3  # as a run with bad rows: finished, and not all is well
+DIFFERENT = 3  # like a run with failed rows: finished, with problems
 
 
 class _Group(click.Group):
@@ -70,8 +70,8 @@ def main() -> None:
 @main.command()
 @click.argument("job_file", metavar="JOB.yaml", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override one key of the job file.")
-@click.option("--only", type=click.Choice(["failed"]), help="Run the rows again that failed, also of a finished run.")
-@click.option("--quiet", is_flag=True, help="No progress bar, and of the log only warnings.")
+@click.option("--only", type=click.Choice(["failed"]), help="Re-run only failed rows, even in a finished run.")
+@click.option("--quiet", is_flag=True, help="No progress bar, and only warnings in the log.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", help="json: one object a line.")
 @click.pass_context
 def run(
@@ -82,7 +82,7 @@ def run(
     quiet: bool,
     log_format: LogFormat,
 ) -> None:
-    """Run a job: the whole file is checked first, then the model is loaded.
+    """Run a job, or resume it. The job file is checked before the model is loaded.
 
     Exits with 0 if every row is good, 3 if some failed (also when the job was complete already), 2 if the job, its
     input or its model was refused. After SIGINT or SIGTERM the finished rows are kept, and the exit code is 130 or 143.
@@ -105,10 +105,10 @@ def run(
 @main.command()
 @click.argument("folders", metavar="OUT...", nargs=-1, required=True)
 def report(folders: tuple[str, ...]) -> None:
-    """Show the report of a finished run again, or compare the reports of several.
+    """Show the report of a finished run, or compare the reports of several runs.
 
-    OUT is the output folder of a run. Of one folder the table is printed and report.html is made anew; of several the
-    figures are printed side by side, oldest run first, and nothing is written.
+    OUT is the output folder of a run. For one folder the table is printed and report.html is written again; for several
+    folders the figures are printed side by side, oldest run first, and nothing is written.
 
     Example: batchgen report out/monday out/tuesday
     """
@@ -136,7 +136,7 @@ def report(folders: tuple[str, ...]) -> None:
     type=click.FloatRange(min=0, min_open=True),
     help="Computed tokens, for the estimate of the time.  [default: as an earlier run in output.path measured]",
 )
-@click.option("--quiet", is_flag=True, help="No progress bar, and of the log only warnings.")
+@click.option("--quiet", is_flag=True, help="No progress bar, and only warnings in the log.")
 def plan(
     job_file: Path, overrides: tuple[str, ...], as_json: bool, tokens_per_second: float | None, quiet: bool
 ) -> None:
@@ -148,7 +148,7 @@ def plan(
     Example: batchgen plan jobs/quickstart.yaml --tokens-per-second 800
     """
     if tokens_per_second is not None and not math.isfinite(tokens_per_second):
-        raise click.BadParameter(f"{tokens_per_second} is no rate", param_hint="--tokens-per-second")
+        raise click.BadParameter(f"{tokens_per_second} is not a rate", param_hint="--tokens-per-second")
     log_to_stderr(logging.WARNING if quiet else logging.INFO)
     from batchgen.spec.load import load_job
 
@@ -162,7 +162,7 @@ def plan(
 @main.command()
 @click.argument("folder", metavar="OUT")
 def status(folder: str) -> None:
-    """Show how far the run in an output folder is: finished, running, or stopped, and its rows so far.
+    """Show whether the run in an output folder is finished, running or stopped, and count its rows so far.
 
     Example: batchgen status out/monday
     """
@@ -178,15 +178,15 @@ def status(folder: str) -> None:
 @main.command()
 @click.argument("folder", metavar="OUT")
 @click.option("--to", required=True, metavar="FOLDER", type=click.Path(path_type=Path), help="A new or empty folder.")
-@click.option("--format", type=click.Choice(["parquet", "jsonl"]), default="parquet", help="Without --job.")
+@click.option("--format", type=click.Choice(["parquet", "jsonl"]), default="parquet", help="Format without --job.")
 @click.option(
-    "--job", "job_file", metavar="JOB.yaml", type=click.Path(path_type=Path), help="With its input's columns."
+    "--job", "job_file", metavar="JOB.yaml", type=click.Path(path_type=Path), help="Also write the input's columns."
 )
 def export(folder: str, to: Path, format: Literal["parquet", "jsonl"], job_file: Path | None) -> None:
-    """Write the committed rows of an unfinished run, also while it runs.
+    """Write the committed rows of an unfinished run, even while it runs.
 
-    The columns are row_index (0 is the first row of the input) and those that batchgen adds. With the run's job file
-    they are those of a finished run, in its format: the input's own, which must be as it was, and batchgen's.
+    The columns are row_index (0 is the first row of the input) and those that batchgen adds. With --job they are those
+    of a finished run, in its format: the columns of the input, which must be unchanged, and those that batchgen adds.
 
     Example: batchgen export out/monday --to partial/monday --job jobs/monday.yaml
     """
@@ -205,13 +205,13 @@ def export(folder: str, to: Path, format: Literal["parquet", "jsonl"], job_file:
 @main.command()
 @click.argument("folder", metavar="OUT")
 @click.option("--rows", type=click.IntRange(min=1), default=50, show_default=True, help="How many, evenly spread.")
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Instead of the run's own.")
-@click.option("--quiet", is_flag=True, help="No progress bar, and of the log only warnings.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Instead of the dtype of the run.")
+@click.option("--quiet", is_flag=True, help="No progress bar, and only warnings in the log.")
 @click.pass_context
 def verify(ctx: click.Context, folder: str, rows: int, dtype: str | None, quiet: bool) -> None:
-    """Run rows of a finished run again, each alone and cold, and compare them with what was written.
+    """Generate rows of a finished run again, each alone and without a cache, and compare them with its output.
 
-    Nothing is written. Exits with 0 if all completions are the same or differ first where the model's two best logits
+    Nothing is written. Exits with 0 if all completions are the same or first differ where the model's two best logits
     are closer than 0.001, with 3 if any differs elsewhere, with 2 if the run or its input cannot be used.
 
     Example: batchgen verify out/monday --rows 50

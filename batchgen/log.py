@@ -1,4 +1,4 @@
-"""The log on stderr: words for people, or one JSON object a line for programs. Knows formats; knows no event.
+"""The log on stderr: text for people, or one JSON object per line for programs. Knows formats; knows no event.
 
 A record may carry an event's name and fields (`extra=event(...)`). docs/logging.md lists them all.
 """
@@ -8,20 +8,31 @@ from __future__ import annotations
 import json
 import logging
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 LogFormat = Literal["text", "json"]
 
 
+def progress_bar(name: str | None, *, total: int | None = None, initial: int = 0, quiet: bool = False) -> tqdm:
+    """A bar of rows on stderr; it shows nothing where stderr is no terminal, or if `quiet`."""
+    from tqdm import tqdm  # not above: `batchgen --help` has no use for it
+
+    # None: tqdm finds out whether stderr is a terminal
+    return tqdm(desc=name, total=total, initial=initial, unit="row", disable=True if quiet else None)
+
+
 def event(name: str, **fields: Any) -> dict[str, Any]:
-    """What a record's `extra` must be for programs to know it by name; every field is a JSON value."""
+    """Make the `extra` of a log record that programs know by its event name; every field is a JSON value."""
     return {"event": name, "fields": fields}
 
 
 def log_to_stderr(level: int, format: LogFormat = "text") -> None:
-    """From now on records of batchgen from `level` on go to stderr, in this format."""
+    """Send records of batchgen at `level` or above to stderr in this format."""
     handler = _EchoHandler()
     handler.setFormatter(_JsonFormatter() if format == "json" else _TextFormatter("batchgen: %(message)s"))
     logger = logging.getLogger("batchgen")
@@ -36,7 +47,7 @@ class _EchoHandler(logging.Handler):
 
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        """An error says itself where it comes from."""
+        """Show an error without the prefix: its message names its source."""
         return record.getMessage() if record.levelno >= logging.ERROR else super().format(record)
 
 

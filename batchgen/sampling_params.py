@@ -20,8 +20,8 @@ class SamplingParams:
     """Resolved sampling values of a row; every field is a key of a job's `sampling`, with words as token ids.
 
     Hashable, so that rows with equal values share one object. docs/sampling.md has the definitions; `max_tokens` None
-    means: up to the context limit. `seed` is the job's seed; the draws of a row also depend on its key, so that two
-    rows with one seed differ (`prompts/prompt.py`).
+    means: up to the context limit. `seed` is what the job file gives; the draws of a row also depend on its key, so
+    that two rows with one seed differ (`prompts/prompt.py`).
     """
 
     temperature: float = 0.0  # 0: greedy
@@ -41,7 +41,7 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()  # from the job file; end tokens of the model are kept apart
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    seed: int = 0
+    seed: int | None = None  # None: drawn once a run
     logprobs: int | None = None  # how many of the best tokens beside the chosen one
     prompt_logprobs: int | None = None
 

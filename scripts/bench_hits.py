@@ -21,11 +21,12 @@ from batchgen.engine.engine import CompletedStep, Engine
 from batchgen.engine.request import Request, SampledToken
 from batchgen.engine.step import SchedulerOutput
 from batchgen.io.input.readers import open_input
-from batchgen.job.target import Target, inspect_target
+from batchgen.job.run_config import RunConfig, make_encoder, make_sampling, resolve_job
+from batchgen.log import progress_bar
 from batchgen.plan.plan import Plan, make_plan
 from batchgen.plan.token_store import TokenStore
-from batchgen.prompts.tokenise import TokenisedRows, row_encoder, tokenise
-from batchgen.spec.load import Job, load_job
+from batchgen.prompts.tokenise import TokenisedRows, tokenise
+from batchgen.spec.load import load_job
 from batchgen.stats.counters import RunStats
 
 
@@ -45,25 +46,25 @@ class StandIn:
         return CompletedStep([SampledToken(0)] * len(step.sampled_requests))
 
 
-def drive(rows: TokenisedRows, plan: Plan, target: Target, block_size: int, num_blocks: int) -> RunStats:
+def drive(rows: TokenisedRows, plan: Plan, config: RunConfig, block_size: int, num_blocks: int) -> RunStats:
     """Run every row through the real scheduler."""
     by_prefix = plan.shared_with_next is not None
     settings = EngineSettings(
         num_blocks=num_blocks,
         block_size=block_size,
-        max_num_seqs=target.max_num_seqs,
-        max_batched_tokens=target.max_batched_tokens,
-        expected_tokens=target.params.max_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_batched_tokens=config.max_batched_tokens,
+        expected_tokens=config.sampling.max_tokens,
         prefix_cache=True,
-        max_model_len=target.max_model_len,
+        max_model_len=config.max_model_len,
         by_prefix=by_prefix,
     )
-    engine = Engine(make_scheduler(settings), StandIn(), RunStats(block_size, target.max_model_len))
+    engine = Engine(make_scheduler(settings), StandIn(), RunStats(block_size, config.max_model_len))
     requests = (
         Request(
             row_index=position,
             prompt_token_ids=rows.store[position],
-            params=target.params,
+            params=config.sampling,
             rng_key=0,
             max_tokens=int(rows.max_tokens[position]),
             shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[visit_index]),
@@ -76,13 +77,13 @@ def drive(rows: TokenisedRows, plan: Plan, target: Target, block_size: int, num_
     return engine.stats
 
 
-def plan_rows(job: Job, target: Target, rows: TokenisedRows, *, by_prefix: bool) -> Plan:
+def plan_rows(config: RunConfig, rows: TokenisedRows, *, by_prefix: bool) -> Plan:
     return make_plan(
         rows.store,
         range(len(rows)),
         rows.max_tokens,
-        block_size=job.spec.engine.block_size,
-        max_num_seqs=target.max_num_seqs,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
         by_prefix=by_prefix,
     )
 
@@ -92,20 +93,20 @@ def plan_rows(job: Job, target: Target, rows: TokenisedRows, *, by_prefix: bool)
 @click.option("--set", "overrides", multiple=True, help="Override one key of the job file.")
 def main(job_file: Path, overrides: tuple[str, ...]) -> None:
     job = load_job(job_file, overrides)
-    target = inspect_target(job)
-    source = open_input(job.spec.input)
-    encoder = row_encoder(target, job.spec.input, datetime.now())
-    block_size = job.spec.engine.block_size
+    config = resolve_job(job)
+    source = open_input(config.input)
+    encoder, sampling = make_encoder(config, datetime.now()), make_sampling(config, seed=0)
+    block_size = config.block_size
     with tempfile.TemporaryDirectory() as folder:
         store = TokenStore(Path(folder) / "tokens.bin")
-        rows = tokenise(source, encoder, target, NoBadRows(), store, quiet=True)
-        depth_first = plan_rows(job, target, rows, by_prefix=True)
-        largest = drive(rows, depth_first, target, block_size, depth_first.num_blocks_needed).peak_used_blocks
+        rows = tokenise(source, encoder, sampling, NoBadRows(), store, bar=progress_bar("tokenise", quiet=True))
+        depth_first = plan_rows(config, rows, by_prefix=True)
+        largest = drive(rows, depth_first, config, block_size, depth_first.num_blocks_needed).peak_used_blocks
         num_blocks = largest * 3 // 2
         results = {}
         for order in ("prefix", "input"):
-            plan = plan_rows(job, target, rows, by_prefix=order == "prefix")
-            stats = drive(rows, plan, target, block_size, num_blocks)
+            plan = plan_rows(config, rows, by_prefix=order == "prefix")
+            stats = drive(rows, plan, config, block_size, num_blocks)
             results[order] = {
                 "hit_tokens": stats.prompt.hit,
                 "copied_tokens": stats.prompt.copied,

@@ -21,11 +21,12 @@ import click
 import torch
 
 from batchgen.io.input.readers import open_input
-from batchgen.job.target import Target, inspect_target
+from batchgen.job.run_config import RunConfig, make_encoder, make_sampling, resolve_job
+from batchgen.log import progress_bar
 from batchgen.models.identity import model_identity
 from batchgen.models.load import load_weights
 from batchgen.plan.token_store import TokenStore
-from batchgen.prompts.tokenise import row_encoder, tokenise
+from batchgen.prompts.tokenise import tokenise
 from batchgen.sampling_params import SamplingParams
 from batchgen.spec.load import Job
 
@@ -91,11 +92,11 @@ class _NoBadRows:
 
 def make_work(job: Job) -> Work:
     """The prompts of a job as batchgen renders them, and its model without quantisation, which is saved once."""
-    target = inspect_target(job)
-    params = target.params
+    config = resolve_job(job)
+    params = config.sampling
     max_tokens = _forced_length(job, params)
-    model = save_plain_model(job, target)
-    prompts = _prompts(job, target)
+    model = save_plain_model(config)
+    prompts = _prompts(config)
     return Work(
         model=str(model),
         converted=str(model),
@@ -118,26 +119,27 @@ def _forced_length(job: Job, params: SamplingParams) -> int:
     return params.max_tokens
 
 
-def _prompts(job: Job, target: Target) -> list[list[int]]:
-    source = open_input(job.spec.input)
-    encoder = row_encoder(target, job.spec.input, datetime.now())
+def _prompts(config: RunConfig) -> list[list[int]]:
+    source = open_input(config.input)
+    encoder, sampling = make_encoder(config, datetime.now()), make_sampling(config, seed=0)
     with tempfile.TemporaryDirectory() as folder:
         store = TokenStore(Path(folder, "tokens.bin"))
-        rows = tokenise(source, encoder, target, _NoBadRows(), store, quiet=True)
+        rows = tokenise(source, encoder, sampling, _NoBadRows(), store, bar=progress_bar("tokenise", quiet=True))
         return [rows.store[position].tolist() for position in range(len(rows))]
 
 
-def save_plain_model(job: Job, target: Target) -> Path:
+def save_plain_model(config: RunConfig) -> Path:
     """The job's model as a Hugging Face folder in the type that the job computes in; whole, or not there at all.
 
-    `target` must not have been used yet. Another model, or one that has changed, gets another folder.
+    `config` must not have been used yet. Another model, or one that has changed, gets another folder.
     """
-    identity = json.dumps(model_identity(target.info, job.spec.model)).encode()
-    folder = MODELS / f"{Path(job.spec.model.path).stem}-{blake2b(identity, digest_size=4).hexdigest()}"
+    spec = config.job.spec.model
+    identity = json.dumps(model_identity(config.model, spec)).encode()
+    folder = MODELS / f"{Path(spec.path).stem}-{blake2b(identity, digest_size=4).hexdigest()}"
     if not folder.exists():
         partial = folder.with_name(f"{folder.name}.partial")
-        load_weights(target.info, job.spec.model, torch.device("cpu"), "eager").save_pretrained(partial)
-        target.info.tokenizer.save_pretrained(partial)
+        load_weights(config.model, spec, torch.device("cpu"), "eager").save_pretrained(partial)
+        config.model.tokenizer.save_pretrained(partial)
         partial.rename(folder)
     return folder
 

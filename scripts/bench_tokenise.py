@@ -67,11 +67,11 @@ def more_rows(path: Path, num_rows: int) -> Iterator[dict[str, str]]:
 def batched_call(job_file: Path) -> Measured:
     """Everything rendered beforehand, then one call."""
     from batchgen.io.input.readers import open_input
-    from batchgen.job.target import inspect_target
+    from batchgen.job.run_config import resolve_job
     from batchgen.spec.load import load_job
 
     job = load_job(job_file)
-    tokenizer = inspect_target(job).info.tokenizer
+    tokenizer = resolve_job(job).model.tokenizer
     texts = [
         tokenizer.apply_chat_template(
             [
@@ -92,17 +92,18 @@ def batched_call(job_file: Path) -> Measured:
 def pass_1(job_file: Path) -> Measured:
     """As `run` and `plan` do it."""
     from batchgen.io.input.readers import open_input
-    from batchgen.job.target import inspect_target
+    from batchgen.job.run_config import make_encoder, make_sampling, resolve_job
+    from batchgen.log import progress_bar
     from batchgen.plan.token_store import TokenStore
-    from batchgen.prompts.tokenise import row_encoder, tokenise
+    from batchgen.prompts.tokenise import tokenise
     from batchgen.spec.load import load_job
 
     job = load_job(job_file)
-    target = inspect_target(job)
-    encoder = row_encoder(target, job.spec.input, datetime.now())
+    config = resolve_job(job)
+    encoder, sampling = make_encoder(config, datetime.now()), make_sampling(config, seed=0)
     store = TokenStore(job_file.with_suffix(".tokens"))
     begin = _Clock()
-    tokenise(open_input(job.spec.input), encoder, target, _NoBadRows(), store, quiet=False)
+    tokenise(open_input(config.input), encoder, sampling, _NoBadRows(), store, bar=progress_bar("tokenise"))
     return _measured(begin, (store[position] for position in range(len(store))))
 
 

@@ -1,7 +1,7 @@
-"""Fingerprint: what decides the answers of a run, kept so that a later session can tell whether it is the same run.
+"""Fingerprint: everything that decides the completions of a run, saved so that a later session can compare it.
 
-An unfinished run keeps its RunState in `.state/run.json`, a finished one under `run` in `job.yaml`. Knows input files
-by their bytes; knows no rows and no model.
+An unfinished run keeps its RunState in `.state/run.json`, a finished one under `run` in `job.yaml`. Knows the bytes
+of input files; knows no rows and no model.
 
 Input has grown when nothing before its old end has changed: files come behind the old ones, or the last old one is
 plain JSON lines and longer. Parquet is rewritten to hold more rows, and the end of a compressed file cannot be told
@@ -35,29 +35,29 @@ log = logging.getLogger("batchgen")
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What decides the answers of a run."""
+    """What decides the completions of a run."""
 
-    fingerprint: Mapping[str, str]  # key -> value, in words; all but the seed
-    mtimes: Mapping[str, int]  # of the input files, in nanoseconds: one with the same size and time is not hashed again
+    fingerprint: Mapping[str, str]  # key -> value as text; everything but the seed
+    mtimes: Mapping[str, int]  # input file -> mtime in ns: with the same size and mtime it is not hashed again
     seed: int
     clock: str  # ISO 8601: what a chat template sees as now
 
     @property
     def now(self) -> datetime:
-        """The frozen clock."""
+        """Return the frozen clock."""
         return datetime.fromisoformat(self.clock)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for `from_dict`."""
+        """Return plain values for `from_dict`."""
         return asdict(self)
 
     def to_json(self) -> str:
-        """The content of `.state/run.json`."""
+        """Return the content of `.state/run.json`."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     @classmethod
     def from_dict(cls, values: Any) -> RunState:
-        """Raises ValueError, TypeError or AttributeError if `values` is not what `to_dict` gives."""
+        """Raise ValueError, TypeError or AttributeError if `values` did not come from `to_dict`."""
         state = cls(**values)
         if not isinstance(state.now, datetime) or not state.fingerprint.items():
             raise ValueError("no fingerprint")
@@ -66,9 +66,9 @@ class RunState:
     def differences(
         self, fingerprint: Mapping[str, str], seed: int | None, accepted: Collection[str] = ()
     ) -> Iterator[str]:
-        """A line for everything but the `accepted` keys that a job with this fingerprint has otherwise.
+        """Yield a line for every value in which a job with this fingerprint differs, except for the `accepted` keys.
 
-        Seed None: any is right.
+        Seed None: the job gives no seed, so that any is accepted.
         """
         old, new = ({key: kept[key] for key in kept if key not in accepted} for kept in (self.fingerprint, fingerprint))
         if seed is not None:
@@ -80,14 +80,14 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class EarlierRun:
-    """A run that is in the output folder already."""
+    """The run that is in the output folder already."""
 
     state: RunState
     is_finished: bool
 
 
 def read_earlier_run(folder: OutputFolder) -> EarlierRun | None:
-    """The run in a folder; None where there is none, or, which is logged, where it cannot be told which."""
+    """Read which run is in a folder; None if there is none, or, with a warning, if its state cannot be read."""
     is_finished = folder.success.exists()
     read, path = (_in_job_yaml, folder.job_yaml) if is_finished else (_in_run_json, folder.run_json)
     try:
@@ -95,7 +95,7 @@ def read_earlier_run(folder: OutputFolder) -> EarlierRun | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, YAMLError) as error:
-        log.warning("%s: does not say which run is in the folder (%s), so it cannot be continued", path, error)
+        log.warning("%s: cannot be read (%s), so the run in this folder cannot be resumed", path, error)
         return None
 
 
@@ -113,17 +113,17 @@ _KEY = "input file "
 
 
 def input_key(number: int) -> str:
-    """The fingerprint's key of an input file, counted from 0."""
+    """Return the fingerprint's key of input file `number`, counted from 0."""
     return f"{_KEY}{number + 1}"
 
 
 def describe_file(path: Location, size: int | None, digest: str) -> str:
-    """What a fingerprint says of an input file."""
+    """Describe an input file for the fingerprint."""
     return f"{path}, {size} bytes, blake2b {digest}"
 
 
 def digest_of_start(path: Location, size: int | None) -> str:
-    """Hash of the first `size` bytes of a file, or of all of it."""
+    """Hash the first `size` bytes of a file, or the whole file for None."""
     digest = blake2b(digest_size=16)
     left = size if size is not None else sys.maxsize
     with path.open("rb") as file:
@@ -134,7 +134,7 @@ def digest_of_start(path: Location, size: int | None) -> str:
 
 
 def appended_files(old: Mapping[str, str], new: Mapping[str, str], files: Sequence[Location]) -> set[str]:
-    """The keys of two fingerprints that differ only because rows came behind all old ones. Raises InputError."""
+    """Return the keys in which two fingerprints differ only because rows were appended. Raises InputError."""
     num_old = sum(key.startswith(_KEY) for key in old)
     keys = {input_key(number) for number in range(num_old, len(files))}
     last = input_key(num_old - 1)
@@ -144,7 +144,7 @@ def appended_files(old: Mapping[str, str], new: Mapping[str, str], files: Sequen
 
 
 def _has_grown(path: Location, old: str) -> bool:
-    """Whether a local file still begins with all its old lines, each ended as it was."""
+    """Whether a local file still begins with all of its old lines."""
     known = _FILE_DESCRIPTION.fullmatch(old)
     if known is None or known[1] != str(path) or not isinstance(path, Path):
         return False
@@ -155,7 +155,7 @@ def _has_grown(path: Location, old: str) -> bool:
 
 
 def _is_between_lines(path: Path, at: int) -> bool:
-    """Whether no line goes on from before this byte to behind it. A Parquet file begins with no line."""
+    """Whether a line ends right before byte `at`. Never true of a Parquet file."""
     with path.open("rb") as file:
         if file.read(4) == b"PAR1":
             return False
@@ -166,7 +166,7 @@ def _is_between_lines(path: Path, at: int) -> bool:
 
 @contextmanager
 def as_input_error(path: Location) -> Iterator[None]:
-    """A block that reads an input file. Raises InputError naming it."""
+    """Turn an OSError of the block into an InputError that names the file."""
     try:
         yield
     except OSError as error:

@@ -1,11 +1,11 @@
-"""Pass 2: the planned prompts through the model. Knows how a row becomes a request and a request an output."""
+"""Pass 2: run the planned prompts through the model. Knows how a prompt becomes a request and a request an output."""
 
 from __future__ import annotations
 
 import logging
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from batchgen.job.outputs import Outputs
 from batchgen.job.pool import bytes_for_steps, fit_pool, plan_rows
 from batchgen.job.progress import Progress
 from batchgen.job.results import Results
-from batchgen.job.target import Target
+from batchgen.job.run_config import RunConfig
 from batchgen.log import event
 from batchgen.models.attention import IMPLEMENTATION, Backend, make_backend
 from batchgen.models.backends import warm_up
@@ -33,7 +33,6 @@ from batchgen.plan.plan import Plan
 from batchgen.plan.token_store import Positions
 from batchgen.prompts.tokenise import BadRows, TokenisedRows
 from batchgen.sampling_params import SamplingParams
-from batchgen.spec.load import Job
 from batchgen.stats.report import PlannedFigures
 from batchgen.stats.resumed import CommittedRows
 from batchgen.stats.stopwatch import Stopwatch
@@ -43,7 +42,7 @@ log = logging.getLogger("batchgen")
 
 
 class RowGroups:
-    """The prefix groups of a plan, and the one that each prompt is counted in, whatever the visiting order."""
+    """The prefix groups of a plan, and the group of each prompt, independent of the visiting order."""
 
     def __init__(self, plan: Plan, num_prompts: int, block_size: int) -> None:
         self.groups = prefix_groups(plan.depth_first.shared[:-1] // block_size)
@@ -53,21 +52,21 @@ class RowGroups:
             self._of_position[self.positions(number)] = number
 
     def of(self, position: int) -> int | None:
-        """The number of a prompt's group; None if it is in none."""
+        """Return the number of the group that a prompt belongs to; None if it belongs to none."""
         number = int(self._of_position[position])
         return None if number < 0 else number
 
     def positions(self, number: int) -> Positions:
-        """The prompts of a group."""
+        """Return the positions of a group's prompts."""
         group = self.groups[number]
         return self._depth_first[group.start : group.stop]
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Everything that pass 2 needs, ready to start."""
+    """Everything that pass 2 needs: the plan, the loaded model in its engine, and the maker of outputs."""
 
-    target: Target
+    config: RunConfig
     rows: TokenisedRows
     plan: Plan
     groups: RowGroups
@@ -76,9 +75,9 @@ class Generation:
     outputs: Outputs
 
     def run(self, results: Results, interrupt: Interrupt, *, quiet: bool) -> None:
-        """Run every planned row to its end; outputs go to `results` as they come.
+        """Generate every planned row; outputs go to `results` as rows finish.
 
-        However it ends, the rows that finished are committed. Raises Interrupted after the step in which a signal came.
+        Finished rows are committed however the run ends. Raises Interrupted after the step in which a signal arrived.
         """
         num_done, stats = results.counts.num_done, self.engine.stats
         results.resume_counters(stats)
@@ -95,7 +94,7 @@ class Generation:
                     break
 
     def figures(self, earlier: CommittedRows) -> PlannedFigures:
-        """What the plans of all sessions say, for the report: each of its own rows."""
+        """Return the planned figures for the report, summed over the sessions of the run, each for its own rows."""
         return PlannedFigures(
             num_unique_tokens=earlier.num_unique_tokens + self.plan.num_unique_tokens,
             hit_ceiling=earlier.hit_ceiling + self.plan.hit_ceiling,
@@ -105,18 +104,18 @@ class Generation:
         )
 
     def prefix_of(self, group: int) -> GroupPrefix:
-        """What the report says of a prefix group."""
+        """Return the first row of a prefix group and the length of its prefix, for the report."""
         positions = self.groups.positions(group)
         num_tokens = self.groups.groups[group].num_blocks * self.engine.scheduler.cache.block_size
         return GroupPrefix(self.rows.row_indices[int(positions.min())], num_tokens)
 
     def requests(self) -> Iterator[Request]:
-        """The first sample of every row in visiting order, with the others, made when the engine wants them."""
+        """Yield the first sample of every row in visiting order, carrying the row's other samples; made on demand."""
         for visit_index, position in enumerate(self.plan.order):
             params = self.rows.sampling.params(position)
             first, *later = (self._request(visit_index, params, sample) for sample in range(params.n))
             first.later_samples = later
-            for sample in later:  # what is known of the prompt is known for all of them
+            for sample in later:  # the log-probabilities of the prompt are the same for all samples
                 sample.prompt_logprobs = first.prompt_logprobs
             yield first
 
@@ -124,8 +123,8 @@ class Generation:
         rows, plan, position = self.rows, self.plan, self.plan.order[visit_index]
         token_ids, num_seen = rows.store[position], int(plan.seen[visit_index])
         num_findable = num_seen if self.engine.scheduler.cache.enabled else 0
-        ends = params.stop_token_ids | (frozenset() if params.ignore_eos else self.target.info.eos_token_ids)
-        grammars, form = self.target.token_values.grammars, params.structured
+        ends = params.stop_token_ids | (frozenset() if params.ignore_eos else self.config.model.eos_token_ids)
+        grammars, form = self.config.token_values.grammars, params.structured
         return Request(
             row_index=rows.row_indices[position],
             prompt_token_ids=token_ids,
@@ -144,79 +143,74 @@ class Generation:
         )
 
     def _hit_ceiling(self, num_prompt: int, num_seen: int, params: SamplingParams) -> int:
-        """What `plan.limits.num_hit_blocks` says of one row, in tokens; in prefix order they add up to the plan's."""
+        """Return one row's share of the plan's hit ceiling in tokens, as `plan.limits.num_hit_blocks` defines it."""
         size = self.engine.scheduler.cache.block_size
         num_blocks = min(num_seen // size, (num_prompt - 1) // size)
         return 0 if params.prompt_logprobs is not None else num_blocks * size
 
 
 class RowsToRun(BadRows, Protocol):
-    """Which rows are left to run, and where bad ones go."""
+    """Knows which rows remain to be run, and takes the bad ones."""
 
-    def left(self, row_indices: array[int]) -> Positions:
-        """Their places in `row_indices`."""
+    def remaining(self, row_indices: array[int]) -> Positions:
+        """Return the indices into `row_indices` of the rows that remain."""
 
 
 def prepare_generation(
-    job: Job, target: Target, rows: TokenisedRows, results: RowsToRun, watch: Stopwatch
+    config: RunConfig, rows: TokenisedRows, results: RowsToRun, watch: Stopwatch
 ) -> Generation | None:
-    """Plan the rows that are not committed and load the model; None, and no weight is read, when no row is left to run.
+    """Plan the rows that are not committed yet and load the model. Without such a row returns None and loads nothing.
 
     Rows whose prompt can never fit the KV pool go to `results`. Raises ModelError or CapacityError.
     """
-    left = results.left(rows.row_indices)
-    if not len(left):
+    remaining = results.remaining(rows.row_indices)
+    if not len(remaining):
         return None
     with watch.part("plan"):
-        plan = plan_rows(job, target, rows, left)
-        log.info("%d rows planned", len(left), extra=event("plan", rows=len(left), hit_ceiling=plan.hit_ceiling))
-    if target.device.type == "cpu":
+        plan = plan_rows(config, rows, remaining)
+        planned = event("plan", rows=len(remaining), hit_ceiling=plan.hit_ceiling)
+        log.info("%d rows planned", len(remaining), extra=planned)
+    if config.device.type == "cpu":
         limit_threads()
-    backend, settings = make_backend(target.attention), _engine_settings(job, target)
-    with watch.part("load"), warm_up(backend, target.layers[0], target.info.dtype):
-        model = load_weights(target.info, job.spec.model, target.device, IMPLEMENTATION)
-        if target.attention == "cpu":
+    backend = make_backend(config.attention)
+    with watch.part("load"), warm_up(backend, config.layers[0], config.model.dtype):
+        model = load_weights(config.model, config.job.spec.model, config.device, IMPLEMENTATION)
+        if config.attention == "cpu":
             keep_freed_memory()
             fuse(model)
     with watch.part("plan"):
-        for_steps = _bytes_for_steps(model, backend, settings, target, rows, len(plan.order))
-        plan, pool = fit_pool(job, target, rows, plan, results, available_memory(target.device) - for_steps)
-    settings = replace(settings, num_blocks=pool.num_blocks)
-    engine = assemble_engine(model, target.layers, backend, target.info.unused_token_ids, settings)
-    ready = event("weights_loaded", device=str(target.device), blocks=pool.num_blocks)
-    log.info("the model is ready on %s, with %d KV blocks", target.device, pool.num_blocks, extra=ready)
-    groups = RowGroups(plan, len(rows), job.spec.engine.block_size)
-    outputs = Outputs(target.info.tokenizer, rows.locations, token_ids=job.spec.output.token_ids)
-    return Generation(target, rows, plan, groups, pool, engine, outputs)
+        for_steps = _bytes_for_steps(model, backend, config, rows, len(plan.order))
+        plan, pool = fit_pool(config, rows, plan, results, available_memory(config.device) - for_steps)
+    settings = _engine_settings(config, pool.num_blocks)
+    engine = assemble_engine(model, config.layers, backend, config.model.unused_token_ids, settings)
+    ready = event("weights_loaded", device=str(config.device), blocks=pool.num_blocks)
+    log.info("the model is loaded on %s, with %d KV blocks", config.device, pool.num_blocks, extra=ready)
+    groups = RowGroups(plan, len(rows), config.block_size)
+    outputs = Outputs(config.model.tokenizer, rows.locations, token_ids=config.output.token_ids)
+    return Generation(config, rows, plan, groups, pool, engine, outputs)
 
 
 def _bytes_for_steps(
-    model: PreTrainedModel,
-    backend: Backend,
-    settings: EngineSettings,
-    target: Target,
-    rows: TokenisedRows,
-    num_rows: int,
+    model: PreTrainedModel, backend: Backend, config: RunConfig, rows: TokenisedRows, num_rows: int
 ) -> int:
-    """Measured where that is possible, else by the formula that `plan` uses."""
-    if not can_measure_memory(target.device):
-        return bytes_for_steps(target, rows, num_rows)
-    unused, params = target.info.unused_token_ids, rows.sampling.widest
-    return measure_steps(model, target.layers, backend, unused, settings, params)
+    """Measure what the largest steps take, or on a CPU estimate it by the formula that `plan` uses."""
+    if not can_measure_memory(config.device):
+        return bytes_for_steps(config, rows, num_rows)
+    unused, settings = config.model.unused_token_ids, _engine_settings(config, num_blocks=1)
+    return measure_steps(model, config.layers, backend, unused, settings, rows.sampling.widest)
 
 
-def _engine_settings(job: Job, target: Target) -> EngineSettings:
-    """All but the number of blocks, which is known last."""
-    engine = job.spec.engine
+def _engine_settings(config: RunConfig, num_blocks: int) -> EngineSettings:
+    is_gpu = config.device.type == "cuda"
     return EngineSettings(
-        num_blocks=1,
-        block_size=engine.block_size,
-        max_num_seqs=target.max_num_seqs,
-        max_batched_tokens=target.max_batched_tokens,
-        expected_tokens=engine.expected_tokens,
-        prefix_cache=engine.prefix_cache,
-        max_model_len=target.max_model_len,
-        by_prefix=engine.order == "prefix",
-        lag=1 if target.device.type == "cuda" else 0,
-        replay_decodes=target.device.type == "cuda" and target.attention == "triton",
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_batched_tokens=config.max_batched_tokens,
+        expected_tokens=config.expected_tokens,
+        prefix_cache=config.prefix_cache,
+        max_model_len=config.max_model_len,
+        by_prefix=config.order == "prefix",
+        lag=1 if is_gpu else 0,
+        replay_decodes=is_gpu and config.attention == "triton",
     )

@@ -1,4 +1,4 @@
-"""Interrupt: what SIGINT and SIGTERM do to a run. The first one ends it in good order, a second one at once.
+"""Interrupt: SIGINT and SIGTERM end a run. The first signal ends it after committing, a second one at once.
 
 Knows signals; knows nothing of rows. Imports nothing heavy, so that it can watch while the rest is imported.
 """
@@ -17,7 +17,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ended the run; `exit_code` is what a shell expects of one that died of it."""
+    """A signal ended the run; `exit_code` is 128 plus its number, as shells have it."""
 
     def __init__(self, signum: int) -> None:
         name = signal.Signals(signum).name
@@ -26,7 +26,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupt:
-    """Watches for the signals while it is entered; in a thread that is not the main one it watches nothing."""
+    """Watches for signals while it is entered; does nothing in a thread other than the main one."""
 
     def __init__(self) -> None:
         self._signum: int | None = None
@@ -34,7 +34,7 @@ class Interrupt:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():  # the only one that may
+        if threading.current_thread() is threading.main_thread():  # only this thread may set handlers
             self._previous = {signum: signal.signal(signum, self._handle) for signum in _SIGNALS}
         return self
 
@@ -44,12 +44,12 @@ class Interrupt:
 
     @property
     def is_requested(self) -> bool:
-        """Whether a signal has come; asked by a loop in `deferred`."""
+        """Whether a signal has arrived; checked by a loop inside `deferred`."""
         return self._signum is not None
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """A block that the first signal does not cut: Interrupted is raised where the block ends well."""
+        """Let the block finish after the first signal; Interrupted is raised when it ends without an exception."""
         self._is_deferred = True
         try:
             yield

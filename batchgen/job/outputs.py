@@ -1,4 +1,4 @@
-"""Outputs: a finished request to what is written of it. Knows texts of tokens, and which columns are asked for."""
+"""Outputs: turns a finished request into the output of its sample. Knows token texts and the optional columns."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _NO_LOGPROBS: dict[str, Any] = {"logprob": None, "rank": None, "top": None}
 
 
 def optional_columns(output: OutputSpec, sampling: RowSampling) -> set[str]:
-    """The columns that only some jobs have: where a row, or the job, asks for what is in them."""
+    """Return the optional columns of a job: those that the job, or any of its rows, asks for."""
     asked = {name for name in ("logprobs", "prompt_logprobs") if sampling.asks(name)}
     return asked | {"completion_token_ids"} if output.token_ids else asked
 
 
 def _origin(request: Request) -> list[int] | None:
-    """Where the prompt came from, told once a row; None if it never ran."""
+    """Return the origin of the prompt's tokens, with sample 0 only; None for a request that never ran."""
     if request.sample_index:
         return []
     if request.origin is None:
@@ -37,7 +37,7 @@ def _origin(request: Request) -> list[int] | None:
 
 
 class Outputs:
-    """Makes the outputs of one job."""
+    """Makes the outputs of one job; keeps the detokenizers that its rows need."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, locations: RowLocations, *, token_ids: bool) -> None:
         self._tokenizer = tokenizer
@@ -46,11 +46,11 @@ class Outputs:
         self._detokenizers: dict[bool, Detokenizer] = {}
 
     def stop_condition(self, params: SamplingParams) -> StopMatcher | None:
-        """What watches a new request for its stop strings."""
+        """Return the matcher that watches a new request for its stop strings; None without stop strings."""
         return StopMatcher(self._detokenizer(params), params.stop, params.min_tokens) if params.stop else None
 
     def of(self, request: Request) -> RequestOutput:
-        """The last form of a row: its text without what ended it, its error with its place."""
+        """Make the output of a finished request: its text without what ended it, its error with the row's location."""
         assert request.finish_reason is not None
         return RequestOutput(
             row_index=request.row_index,
@@ -68,7 +68,7 @@ class Outputs:
         )
 
     def _text(self, request: Request) -> str:
-        """The completion as text: neither an end token nor a stop string is part of it."""
+        """Return the completion as text, without the end token or stop string that ended it."""
         if isinstance(request.stop_condition, StopMatcher):
             return request.stop_condition.text
         token_ids = request.output_token_ids
@@ -76,11 +76,11 @@ class Outputs:
         return self._detokenizer(request.params).decode(token_ids[:-1] if is_ended else token_ids)
 
     def decode(self, request: Request, num_tokens: int) -> str:
-        """The text of the first tokens of a completion."""
+        """Return the text of the first `num_tokens` tokens of a completion."""
         return self._detokenizer(request.params).decode(request.output_token_ids[:num_tokens])
 
     def _prompt_logprobs(self, request: Request) -> list[Mapping[str, Any]] | None:
-        """One entry a prompt token; nothing comes before the first, so nothing is known of it."""
+        """Return one entry per prompt token; the first has no log-probability, as nothing precedes it."""
         if request.params.prompt_logprobs is None or request.computes_whole_prompt:
             return None
         first = self._token(int(request.prompt_token_ids[0])) | _NO_LOGPROBS

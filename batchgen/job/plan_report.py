@@ -1,4 +1,4 @@
-"""JobPlan: what is known of a job before it runs, as figures, JSON and a table. Knows no model and no prompts."""
+"""JobPlan: the figures of a job that are known before it runs, as JSON and as a table. Knows no model, no prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOSS_SHOWN = 0.01  # of the prompt tokens of the pairs compared; below it a dif
 
 @dataclass(frozen=True, slots=True)
 class BadKind:
-    """Bad rows with one fault."""
+    """The bad rows that have the same fault."""
 
     error: str  # of the first of them
     num_rows: int
@@ -25,7 +25,7 @@ class BadKind:
 
 @dataclass(frozen=True, slots=True)
 class BlockSizeFigures:
-    """What a block size would give."""
+    """What the job would reuse and waste at one block size."""
 
     block_size: int
     hit_ceiling: int  # prompt tokens
@@ -34,11 +34,11 @@ class BlockSizeFigures:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where prompts that look shared part; see plan/first_difference.py."""
+    """Where prompts that look shared diverge; see plan/first_difference.py."""
 
     token: int  # counted from 0
     num_compared: int  # pairs of rows
-    num_pairs: int  # of those: part at this token and go on alike
+    num_pairs: int  # of those: diverge at this token and continue alike
     lost_tokens: int  # in these pairs
     rows: tuple[int, int]  # an example: two rows of the input, counted from 0
     before: str  # the text in front of the difference
@@ -47,7 +47,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """What the model and its KV cache take, and what there is. Bytes unless a name says otherwise."""
+    """Memory that the model and its KV cache need, and what is available. In bytes unless a name says otherwise."""
 
     device: str
     available: int
@@ -65,10 +65,10 @@ class MemoryNeed:
 
 @dataclass(frozen=True, slots=True)
 class TimeEstimate:
-    """What there is to compute, and how long that takes."""
+    """The tokens to compute and the time that they take."""
 
     num_output_tokens: int
-    output_source: str  # what the number is made of
+    output_source: str  # how the number was estimated
     num_computed_tokens: int  # prompt tokens without the hits, and the output
     tokens_per_second: float | None  # computed ones
     rate_source: str | None
@@ -77,7 +77,7 @@ class TimeEstimate:
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """Everything that `batchgen plan` says."""
+    """Everything that `batchgen plan` reports."""
 
     schema_version: int
     num_rows: int
@@ -96,14 +96,14 @@ class JobPlan:
     time: TimeEstimate
 
     def to_json(self) -> str:
-        """One JSON object."""
+        """Return the plan as one JSON object."""
         values = asdict(self)
         for name in ("rows", "prefix_tokens"):
             values["groups"][name] = getattr(self.groups, name)._asdict()  # a Spread is a tuple, and would be a list
         return json.dumps(values, indent=2, allow_nan=False)
 
     def table(self) -> str:
-        """For people."""
+        """Return the plan as a table for the terminal."""
         lines = [
             *_rows(self),
             *_tokens(self),
@@ -127,7 +127,7 @@ def _rows(plan: JobPlan) -> Lines:
     for kind in plan.bad_rows:
         yield "  bad", f"{kind.error} ({count(kind.num_rows, 'row')})"
     if plan.max_errors is not None and plan.num_bad > plan.max_errors:
-        yield "  so", f"a run will stop: it bears {count(plan.max_errors, 'bad row')} (on_error, max_errors)"
+        yield "  so", f"the run will stop: max_errors allows {count(plan.max_errors, 'bad row')}"
 
 
 def _tokens(plan: JobPlan) -> Lines:
@@ -169,12 +169,12 @@ def _difference(plan: JobPlan) -> Lines:
         return
     yield (
         "not shared",
-        f"{found.num_pairs:,} of {found.num_compared:,} pairs of prompts part at token {found.token} and then go on "
+        f"{found.num_pairs:,} of {found.num_compared:,} pairs of prompts diverge at token {found.token} and continue "
         f"alike for {found.lost_tokens // found.num_pairs:,} tokens on average",
     )
     for row, after in zip(found.rows, found.after, strict=True):
         yield f"  row {row + 1}", f"{found.before!r} then {after!r}"
-    yield "  so", "what differs belongs behind what is the same: nothing is shared after the first difference"
+    yield "  so", "move what differs behind what is the same: nothing is shared after the first difference"
 
 
 def _memory(memory: MemoryNeed) -> Lines:

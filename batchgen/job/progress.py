@@ -1,4 +1,4 @@
-"""Progress: the bar that a person watches; nothing when stderr is no terminal, or when asked to be quiet."""
+"""Progress: the bar on a terminal, or a line in the log every 30 seconds where there is no terminal."""
 
 from __future__ import annotations
 
@@ -6,32 +6,24 @@ import logging
 import time
 from types import TracebackType
 
-from tqdm import tqdm
-
-from batchgen.log import event
+from batchgen.log import event, progress_bar
 from batchgen.stats.counters import RunStats
 
 _REDRAW_SECONDS = 0.2
-_LOG_SECONDS = 30.0  # in the log, where there is no bar
+_LOG_SECONDS = 30.0  # between lines of the log, where there is no bar
 
 log = logging.getLogger("batchgen")
 
 
-def rows_bar(what: str, *, quiet: bool) -> tqdm:
-    """Rows done and rows a second, for work whose end is not known."""
-    return tqdm(desc=what, unit="row", disable=True if quiet else None)
-
-
 class Progress:
-    """Rows done, tokens per second, hit rate and KV use."""
+    """Shows rows done, tokens per second, hit rate and KV use."""
 
     def __init__(self, num_rows: int, num_done: int, stats: RunStats, num_blocks: int, *, quiet: bool) -> None:
         self._stats = stats
         self._num_blocks = num_blocks
         self._num_rows = num_rows
         self._num_done = num_done
-        # None: tqdm finds out whether stderr is a terminal
-        self._bar = tqdm(total=num_rows, initial=num_done, unit="row", disable=True if quiet else None)
+        self._bar = progress_bar(None, total=num_rows, initial=num_done, quiet=quiet)
         self._begin = self._shown = self._log_finished = time.perf_counter()
         self._earlier_tokens = stats.num_sampled_tokens  # of earlier sessions
         self._has_token = False  # of this one
@@ -45,11 +37,11 @@ class Progress:
         self._bar.close()
 
     def step_done(self, num_ended: int) -> None:
-        """A step has run and this many rows ended in it; the figures change a few times a second at most."""
+        """Show that a step has run in which `num_ended` rows ended; redraws a few times a second at most."""
         self._num_done += num_ended
         if not self._has_token and self._stats.num_sampled_tokens > self._earlier_tokens:
             self._has_token = True
-            log.info("the first token is there", extra=event("first_token"))
+            log.info("the first token is sampled", extra=event("first_token"))
         self._bar.update(num_ended)
         now = time.perf_counter()
         if self._bar.disable and now - self._log_finished >= _LOG_SECONDS:
@@ -72,5 +64,5 @@ class Progress:
         log.info("%d of %d rows, %.0f tokens/s", self._num_done, self._num_rows, rate, extra=figures)
 
     def _rate(self, now: float) -> float:
-        """Tokens a second in this session."""
+        """Return the tokens per second of this session."""
         return (self._stats.num_sampled_tokens - self._earlier_tokens) / (now - self._begin)

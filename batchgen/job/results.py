@@ -1,6 +1,6 @@
-"""Results: every output on its way to the writer, counted, and the limit on bad rows.
+"""Results: passes every output to the writer, counts rows, and stops the run at too many failed ones.
 
-Work notes the steps and seconds of all sessions in `.state/work.json`, so that they outlive a kill.
+WorkLog saves the steps and seconds of all sessions in `.state/work.json`, so that they survive a kill.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from batchgen.io.output.writers import ResultWriter
 from batchgen.log import event
 from batchgen.plan.token_store import Positions
 from batchgen.request_output import FinishReason, RequestOutput
-from batchgen.spec.job_spec import JobSpec, OutputSpec
+from batchgen.spec.job_spec import OutputSpec
 from batchgen.stats.counters import RunStats
 from batchgen.stats.report import RowCounts
 from batchgen.stats.resumed import CommittedRows, add_work, work_of
@@ -34,34 +34,29 @@ log = logging.getLogger("batchgen")
 _MAX_LOGGED = 10  # failed rows in the log; the output has all
 
 
-def max_errors(spec: JobSpec) -> int | None:
-    """How many bad rows a job bears; None: any number."""
-    return 0 if spec.on_error == "stop" else spec.max_errors
-
-
 class Results:
-    """Takes the outputs of a run in any order; rows that an earlier session committed are counted from the start.
+    """Takes the outputs of a run in any order. Rows committed by an earlier session are counted from the start.
 
-    Raises InputError when those hold more bad rows than the job allows.
+    `max_errors`: failed rows that the job tolerates; None: any number. Raises InputError as soon as there are more.
     """
 
-    def __init__(self, writer: ResultWriter, spec: JobSpec, work: WorkLog) -> None:
+    def __init__(self, writer: ResultWriter, max_errors: int | None, work: WorkLog) -> None:
         self.counts = RowCounts()
         self.earlier = CommittedRows()
         self._work = work
         self._writer = writer
         self._unfinished: dict[int, list[RequestOutput]] = {}  # row -> its samples so far
-        self._max_errors = max_errors(spec)
+        self._max_errors = max_errors
         self._committed = self._resume()  # [rows] int64, ascending: of earlier sessions
 
-    def left(self, row_indices: array[int]) -> Positions:
-        """Where in `row_indices` the rows stand that no earlier session committed."""
+    def remaining(self, row_indices: array[int]) -> Positions:
+        """Return the indices into `row_indices` of the rows that no earlier session committed."""
         return np.flatnonzero(~np.isin(np.frombuffer(row_indices, np.int64), self._committed, assume_unique=True))
 
     def add(self, output: RequestOutput, num_samples: int) -> None:
-        """Take one of the `num_samples` of a row, which is written, and counted, when all its samples have ended.
+        """Take one of the `num_samples` of a row; the row is written and counted when all its samples have ended.
 
-        Raises InputError when there are more bad rows than the job allows.
+        Raises InputError when more rows have failed than the job allows.
         """
         samples = self._unfinished.setdefault(output.row_index, [])
         samples.append(output)
@@ -83,7 +78,7 @@ class Results:
             committed.append(row_index)
         self.counts.num_resumed = len(committed)
         if committed:
-            log.info("continues, %d rows are done already", len(committed))
+            log.info("resumes; %d rows are done already", len(committed))
         return np.sort(np.frombuffer(committed, np.int64)) if committed else np.empty(0, np.int64)
 
     def _is_committed(self, row_index: int) -> bool:
@@ -91,19 +86,19 @@ class Results:
         return position < len(self._committed) and int(self._committed[position]) == row_index
 
     def _count(self, samples: Sequence[RequestOutput]) -> None:
-        """A row is as bad as the worst of its samples."""
+        """Count a row; it has failed if any of its samples has."""
         output = next((sample for sample in samples if sample.finish_reason is FinishReason.ERROR), samples[0])
         self.counts.observe(output)
         if output.finish_reason is FinishReason.ERROR and self.counts.num_failed <= _MAX_LOGGED:
             log.info("%s", output.error, extra=event("row_failed", row=output.row_index, error=output.error))
         if self._max_errors is not None and self.counts.num_failed > self._max_errors:
             raise InputError(
-                f"stopped at bad row {self.counts.num_failed} (max_errors {self._max_errors}): {output.error}; "
-                "mend the row, or set on_error: continue and a larger max_errors"
+                f"stopped at failed row {self.counts.num_failed} (max_errors {self._max_errors}): {output.error}; "
+                "fix the row, or set on_error: continue and a larger max_errors"
             )
 
     def fail(self, row_index: int, error: str, prompt_tokens: int | None = None) -> None:
-        """A row that never ran, so that it has no samples but one output; nothing happens where it is committed."""
+        """Write the error of a row that never ran as one output; a row that is committed already is skipped."""
         if self._is_committed(row_index):
             return
         num_tokens = None if prompt_tokens is None else 0
@@ -118,13 +113,13 @@ class Results:
         self._write([output])
 
     def resume_counters(self, stats: RunStats) -> None:
-        """Let the counters of this session go on from those of the earlier ones, and be noted at every commit."""
+        """Add the figures of earlier sessions to this session's counters, which every commit saves from now on."""
         self.earlier.add_to(stats)
         self._work.resume(stats)
 
     @contextmanager
     def committed_at_end(self) -> Iterator[None]:
-        """A block after which every output so far is durable, also when it fails."""
+        """Commit every output so far when the block ends, also when it ends with an exception."""
         try:
             yield
         finally:
@@ -132,22 +127,22 @@ class Results:
             self._work.save()
 
     def commit_if_due(self) -> None:
-        """Let a commit happen by time also while no row ends."""
+        """Commit if the time since the last commit asks for it; to be called also while no row finishes."""
         if self._writer.commit_if_due():
             self._work.save()
 
     def finish(
         self, source: Input, output: OutputSpec, provenance: Mapping[str, str], optional: Collection[str] = ()
     ) -> None:
-        """Write the parts in input order, with those columns `optional` that only some jobs have.
+        """Write the part files in input order, including the `optional` columns that this job asks for.
 
-        `provenance` is what the parts say of the run that wrote them.
+        `provenance` goes into the metadata of the part files.
         """
         self._writer.finish(source, output.prefix, output.format, optional, provenance=provenance)
 
 
 class WorkLog:
-    """Goes on from what earlier sessions noted. Raises OutputError where that cannot be read."""
+    """Adds up the work of all sessions of a run. Raises OutputError if the file of earlier ones cannot be read."""
 
     def __init__(self, folder: OutputFolder, watch: Stopwatch) -> None:
         self._path = folder.work_json
@@ -166,12 +161,12 @@ class WorkLog:
             ) from error
 
     def resume(self, stats: RunStats) -> None:
-        """Count the steps of earlier sessions too; `stats` is what is noted from here on."""
+        """Add the steps of earlier sessions to `stats`, which is saved from now on."""
         add_work(stats, self._earlier)
         self._stats = stats
 
     def save(self) -> None:
-        """Write down what has been done so far. Raises OutputError if the disk refuses."""
+        """Save the work so far. Raises OutputError if the file cannot be written."""
         if self._stats is None:
             return
         with atomic_write(self._path) as temporary:

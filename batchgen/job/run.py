@@ -1,6 +1,6 @@
-"""run_job: the whole story of a run. Knows every room and does nothing itself.
+"""run_job: the whole course of a run, told by calling the other rooms.
 
-Row -read-> -tokenise-> Prompt -plan-> Request -schedule-> -run-> -update-> RequestOutput -write->
+Row -read-> -tokenise-> Prompts -plan-> Request -schedule-> -run-> -update-> RequestOutput -write->
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from batchgen.job.generate import Generation, prepare_generation
 from batchgen.job.interrupt import Interrupt
 from batchgen.job.outputs import optional_columns
 from batchgen.job.results import Results, WorkLog
+from batchgen.job.run_config import RunConfig, make_encoder, make_sampling, resolve_job
 from batchgen.job.session import Start, open_session
 from batchgen.job.settings import Setting, dump_yaml, resolved_document
-from batchgen.job.target import Target, inspect_target
-from batchgen.log import event
+from batchgen.log import event, progress_bar
 from batchgen.models.load import check_weights_fit
 from batchgen.plan.token_store import TokenStore
-from batchgen.prompts.tokenise import row_encoder, tokenise
+from batchgen.prompts.tokenise import tokenise
 from batchgen.spec.load import Job
 from batchgen.stats.artifact import RunArtifact, read_report
 from batchgen.stats.counters import RunStats
@@ -46,11 +46,11 @@ log = logging.getLogger("batchgen")
 def run_job(
     job: Job, *, quiet: bool = False, interrupt: Interrupt | None = None, only_failed: bool = False
 ) -> RunReport:
-    """Run a job from its input to the finished output folder, or on from where an earlier session of it stopped.
+    """Run a job from its input to the finished output folder, or resume it where an earlier session stopped.
 
-    `only_failed`: rows of an earlier session that failed run again, also those of a finished run.
-    Raises a BatchgenError when the job, its input, its model or its output folder is refused, and Interrupted when
-    `interrupt` is entered and a signal comes.
+    `only_failed`: run rows again that failed in an earlier session, also those of a finished run.
+    Raises a BatchgenError when the job, its input, its model or its output folder is refused, and Interrupted when a
+    signal arrives while `interrupt` is entered.
     """
     watch, started, spec = Stopwatch(), datetime.now(), job.spec
     folder = OutputFolder(spec.output.path, spec.output.overwrite)
@@ -64,35 +64,36 @@ def run_job(
     earlier = read_earlier_run(folder)
     folder.check([*source.files, job.path], is_known=earlier is not None)
     with watch.part("inspect"):
-        target = inspect_target(job)
-        session = open_session(job, target, source.files, folder, earlier, started, only_failed=only_failed)
+        config = resolve_job(job)
+        session = open_session(config, source.files, folder, earlier, started, only_failed=only_failed)
         if session.start is Start.COMPLETE:
             log.info("%s: this job is complete already; nothing to do", folder.path)
             return _log_finished(read_report(folder.path))
-        check_weights_fit(target.info, target.device, spec.engine.memory_fraction)
-    target, state = target.with_seed(session.state.seed), session.state
-    encoder = row_encoder(target, spec.input, state.now)
+        check_weights_fit(config.model, config.device, config.memory_fraction)
+    state = session.state
+    encoder = make_encoder(config, state.now)
+    sampling = make_sampling(config, state.seed)
     with session.claimed(folder):
-        session.prepare_journal(folder, spec.output)
-        results = Results(ResultWriter(folder), spec, WorkLog(folder, watch))
+        session.prepare_journal(folder, config.output)
+        results = Results(ResultWriter(folder), config.max_errors, WorkLog(folder, watch))
         with watch.part("tokenise"):
             store = TokenStore(folder.scratch / "tokens.bin")
-            rows = tokenise(source, encoder, target, results, store, quiet=quiet)
+            rows = tokenise(source, encoder, sampling, results, store, bar=progress_bar("tokenise", quiet=quiet))
         log.info(
             "%d rows can run", len(rows), extra=event("input_read", rows=len(rows), failed=results.counts.num_failed)
         )
-        # refuses names and types that cannot be written; those of JSON lines are known only now
-        optional = optional_columns(spec.output, rows.sampling)
-        output_schema(source.schema, spec.output.prefix, spec.output.format, optional)
-        generation = prepare_generation(job, target, rows, results, watch)
+        # Refuse names and types that cannot be written; those of JSON lines are known only after reading.
+        optional = optional_columns(config.output, sampling)
+        output_schema(source.schema, config.output.prefix, config.output.format, optional)
+        generation = prepare_generation(config, rows, results, watch)
         folder.begin(state.to_json())
         if generation is not None:
             with watch.part("run"):
                 generation.run(results, interrupt or Interrupt(), quiet=quiet)
         with watch.part("write"):
-            results.finish(source, spec.output, {"job": str(job.path), "model": spec.model.path}, optional)
-        report = _report(job, target, results, generation, watch, started)
-        write_report(folder, _artifact(report, generation, _resolved_job(job, target, generation, report, state)))
+            results.finish(source, config.output, {"job": str(job.path), "model": config.model.path}, optional)
+        report = _report(config, results, generation, watch, started)
+        write_report(folder, _artifact(report, generation, _resolved_job(config, generation, report, state)))
         folder.mark_success()
     return _log_finished(report)
 
@@ -111,7 +112,7 @@ def _artifact(report: RunReport, generation: Generation | None, resolved: Mappin
 
 
 def write_report(folder: OutputFolder, artifact: RunArtifact) -> None:
-    """Everything that `read_artifact` reads, and the page. Raises OutputError."""
+    """Write everything that `read_artifact` reads, and the page. Raises OutputError."""
     tables = {"job": job_table(artifact.report), "groups": artifact.groups, "steps": artifact.steps}
     for name, table in tables.items():
         with atomic_write(folder.stats / f"{name}.parquet") as temporary:
@@ -122,13 +123,13 @@ def write_report(folder: OutputFolder, artifact: RunArtifact) -> None:
 
 
 def _report(
-    job: Job, target: Target, results: Results, generation: Generation | None, watch: Stopwatch, started: datetime
+    config: RunConfig, results: Results, generation: Generation | None, watch: Stopwatch, started: datetime
 ) -> RunReport:
     earlier = results.earlier
     if generation is not None:
         stats, figures = generation.engine.stats, generation.figures(earlier)
     else:
-        stats = RunStats(job.spec.engine.block_size, target.max_model_len)
+        stats = RunStats(config.block_size, config.max_model_len)
         results.resume_counters(stats)
         figures = PlannedFigures(num_unique_tokens=earlier.num_unique_tokens, hit_ceiling=earlier.hit_ceiling)
     return make_report(
@@ -136,15 +137,15 @@ def _report(
         stats,
         figures,
         started=started.isoformat(timespec="seconds"),
-        visiting_order=job.spec.engine.order,
+        visiting_order=config.order,
         seconds=watch.seconds(),
         environment={
             "batchgen": __version__,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "python": platform.python_version(),
-            "device": _device_name(target.device),
-            "dtype": str(target.info.dtype).removeprefix("torch."),
+            "device": _device_name(config.device),
+            "dtype": config.dtype,
         },
     )
 
@@ -156,20 +157,19 @@ def _device_name(device: torch.device) -> str:
 
 
 def _resolved_job(
-    job: Job, target: Target, generation: Generation | None, report: RunReport, state: RunState
+    config: RunConfig, generation: Generation | None, report: RunReport, state: RunState
 ) -> dict[str, Any]:
-    settings = list(target.settings)
+    settings = [*config.settings, Setting("sampling.seed", state.seed, config.source_of("sampling.seed"))]
     if generation:
-        settings.append(
-            Setting("engine.num_blocks", generation.pool.num_blocks, job.sources.get("engine.num_blocks", "default"))
-        )
+        num_blocks = generation.pool.num_blocks
+        settings.append(Setting("engine.num_blocks", num_blocks, config.source_of("engine.num_blocks")))
     extra = {
         "environment": dict(report.environment),
         "clock": state.clock,
-        "eos_token_ids": sorted(target.info.eos_token_ids),
-        **({"rope_factors": target.rope_factors} if target.rope_factors else {}),
+        "eos_token_ids": sorted(config.model.eos_token_ids),
+        **({"rope_factors": config.rope_factors} if config.rope_factors else {}),
         "run": state.to_dict(),
     }
-    document = resolved_document(job, settings, extra)
+    document = resolved_document(config.job, settings, extra)
     document["sources"]["eos_token_ids"] = "model"
     return document

@@ -1,8 +1,9 @@
-"""Resume: whether a job starts, continues or is done already, and the fingerprint by which that is told."""
+"""Session: whether a job starts, continues or is complete already, decided by comparing fingerprints."""
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -27,37 +28,36 @@ from batchgen.job.fingerprint import (
     digest_of_start,
     input_key,
 )
+from batchgen.job.run_config import RunConfig
 from batchgen.job.settings import plain
-from batchgen.job.target import Target
 from batchgen.models.identity import model_identity
 from batchgen.spec.job_spec import OutputSpec
-from batchgen.spec.load import Job
 from batchgen.stats.artifact import read_report
 
 
 class Start(Enum):
-    """What a run into a folder is."""
+    """How a session starts."""
 
     FRESH = auto()
     RESUMED = auto()
-    REOPENED = auto()  # it was finished; rows have come, or failed ones run again
+    REOPENED = auto()  # it was finished; rows were appended, or failed rows run again
     COMPLETE = auto()  # nothing is left to do
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """This session of a run."""
+    """One session of a run: a run that is interrupted and resumed has several."""
 
     start: Start
     state: RunState
     only_failed: bool = False
 
     def claimed(self, folder: OutputFolder) -> AbstractContextManager[None]:
-        """The folder for this session, with what it needs of the earlier ones."""
+        """Take the output folder for this session, keeping what it needs of earlier ones."""
         return folder.claimed(resume=self.start is Start.RESUMED, reopen=self.start is Start.REOPENED)
 
     def prepare_journal(self, folder: OutputFolder, output: OutputSpec) -> None:
-        """Make the journal hold the rows that this session need not run. Raises OutputError."""
+        """Leave in the journal exactly the rows that this session need not run. Raises OutputError."""
         if self.start is Start.REOPENED:
             import_results(folder, output.prefix, output.format, without_failed=self.only_failed)
         elif self.start is Start.RESUMED and self.only_failed:
@@ -65,8 +65,7 @@ class Session:
 
 
 def open_session(
-    job: Job,
-    target: Target,
+    config: RunConfig,
     files: Sequence[Location],
     folder: OutputFolder,
     earlier: EarlierRun | None,
@@ -74,26 +73,27 @@ def open_session(
     *,
     only_failed: bool = False,
 ) -> Session:
-    """How this session starts, given the run that is in the folder already.
+    """Decide how this session starts, given the run that is in the folder already (`earlier`).
 
-    Raises OutputError naming every difference where that is the run of another job and must not be overwritten.
+    The seed of a job that gives none is drawn here for a fresh run, and is the earlier one's for a continued run.
+    Raises OutputError naming every difference where the folder holds the run of another job that must not be
+    overwritten.
     """
     if earlier is None:
         if only_failed:
-            raise OutputError(f"{folder.path}: holds no run whose failed rows could run again; run it without --only")
-        fingerprint, mtimes = _fingerprint(job, target, files, None)
-        return Session(Start.FRESH, RunState(fingerprint, mtimes, target.params.seed, now.isoformat()))
+            raise OutputError(f"{folder.path}: holds no run whose failed rows could run again; omit --only")
+        return Session(Start.FRESH, _fresh_state(config, *_fingerprint(config, files, None), now))
     old = earlier.state
-    fingerprint, mtimes = _fingerprint(job, target, files, old)
+    fingerprint, mtimes = _fingerprint(config, files, old)
     appended = appended_files(old.fingerprint, fingerprint, files)
-    differences = list(old.differences(fingerprint, job.spec.sampling.seed, appended))
+    differences = list(old.differences(fingerprint, config.sampling.seed, appended))
     continued = RunState(fingerprint, mtimes, old.seed, old.clock)
     if not differences and not earlier.is_finished:
         return Session(Start.RESUMED, continued, only_failed)
     if not differences and only_failed and read_report(folder.path).num_failed:
         return Session(Start.REOPENED, continued, only_failed)
     if folder.overwrite and not only_failed:
-        return Session(Start.FRESH, RunState(fingerprint, mtimes, target.params.seed, now.isoformat()))
+        return Session(Start.FRESH, _fresh_state(config, fingerprint, mtimes, now))
     if not differences:
         return Session(Start.REOPENED, continued) if appended else Session(Start.COMPLETE, old)
     kind = "a finished run" if earlier.is_finished else "an unfinished run"
@@ -103,11 +103,17 @@ def open_session(
     )
 
 
+def _fresh_state(config: RunConfig, fingerprint: dict[str, str], mtimes: dict[str, int], now: datetime) -> RunState:
+    seed = config.sampling.seed
+    # 32 bits are enough for a drawn seed; a seed that the user gives may be longer.
+    return RunState(fingerprint, mtimes, secrets.randbits(32) if seed is None else seed, now.isoformat())
+
+
 def _fingerprint(
-    job: Job, target: Target, files: Sequence[Location], old: RunState | None
+    config: RunConfig, files: Sequence[Location], old: RunState | None
 ) -> tuple[dict[str, str], dict[str, int]]:
-    """Everything but the seed that changes answers, and the times of the input files. Raises InputError."""
-    spec = job.spec
+    """Return everything but the seed that changes completions, and the mtimes of the input files. Raises InputError."""
+    spec = config.job.spec
     mtimes: dict[str, int] = {}
     contents: dict[str, str] = {}
     for number, path in enumerate(files):
@@ -115,16 +121,16 @@ def _fingerprint(
         contents[key], mtime = _content(path, key, old)
         if mtime is not None:
             mtimes[str(path)] = mtime
-    sampling = {name: getattr(target.params, name) for name in type(spec.sampling).model_fields if name != "seed"}
+    sampling = {name: getattr(config.sampling, name) for name in type(spec.sampling).model_fields if name != "seed"}
     return {
         **contents,
-        **model_identity(target.info, spec.model),
+        **model_identity(config.model, spec.model),
         **{f"input.{name}": _text(value) for name, value in spec.input if name != "path"},
         **{f"sampling.{name}": _text(value) for name, value in sampling.items()},
         "output.format": spec.output.format,
         "output.prefix": _text(spec.output.prefix),
         "output.token_ids": _text(spec.output.token_ids),
-        "engine.max_model_len": _text(target.max_model_len),
+        "engine.max_model_len": _text(config.max_model_len),
         "version of batchgen": __version__,
         "version of torch": str(torch.__version__),
         "version of transformers": transformers.__version__,
@@ -132,9 +138,9 @@ def _fingerprint(
 
 
 def _content(path: Location, key: str, old: RunState | None) -> tuple[str, int | None]:
-    """An input file in words, and its time. One that has the size and time of the earlier session is not read.
+    """Describe the content of an input file; returns its mtime too. A file with the earlier size and mtime is not read.
 
-    In a store, what that says of the object, such as its ETag, stands for the content where there is such a thing.
+    In an object store the object's ETag or similar stands for the content, where the store has one.
     """
     with as_input_error(path):
         size, stamp = state_of(path)

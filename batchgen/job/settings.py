@@ -1,13 +1,12 @@
-"""Resolve: which value a setting has in the end, and who gave it.
+"""Settings: the resolved value of every setting with its source, and the resolved job.yaml that records them.
 
---set > job file > the model's generation_config > built-in. No length limit is taken from a generation_config: one
-that the user did not write would cut answers short without a word.
+--set > job file > the model's generation_config > built-in. No length limit is taken from a generation_config: a limit
+that the user did not set would truncate completions silently.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -38,16 +37,15 @@ class Setting:
 def resolve_sampling(
     job: Job, generation_config: Mapping[str, Any], tokens: TokenValues
 ) -> tuple[SamplingParams, list[Setting]]:
-    """The sampling values of a job, each with its source.
+    """Resolve the sampling values of a job, each with its source.
 
-    Raises ModelError where the model's file has a value that cannot be used and the job file does not give its own,
-    SpecError where the job file names what is no token of the model.
+    Raises ModelError if the model's file has an unusable value that the job file does not override, SpecError if the
+    job file names something that is not a token of the model.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
-    defaults["seed"] = secrets.randbits(32)  # the user's own seeds may be longer
     defaults["logit_bias"] = {}  # as a job file has it
     chosen = {name: getattr(job.spec.sampling, name) for name in defaults if f"sampling.{name}" in job.sources}
-    given = {name: value for name, value in chosen.items() if value is not None}  # null leaves it to the next
+    given = {name: value for name, value in chosen.items() if value is not None}  # null: the next source decides
     model = _model_values(generation_config, given)
     settings = []
     for name, default in defaults.items():
@@ -66,9 +64,9 @@ def resolve_sampling(
 
 
 def resolved_document(job: Job, settings: Sequence[Setting], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """What `job.yaml` in the output folder holds: `job`, `sources` (dotted key -> source) and `extra`.
+    """Make the content of `job.yaml` in the output folder: `job`, `sources` (dotted key -> source) and `extra`.
 
-    The part under `job` alone is a job file that gives the same values again.
+    The part under `job` is itself a job file that resolves to the same values.
     """
     assert not extra.keys() & {"job", "sources"}
     document = job.spec.model_dump(mode="json")
@@ -81,7 +79,7 @@ def resolved_document(job: Job, settings: Sequence[Setting], extra: Mapping[str,
 
 
 def dump_yaml(document: Mapping[str, Any]) -> str:
-    """YAML 1.2 in the order of the document."""
+    """Write YAML 1.2, keeping the order of the document."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Representer = _ExactText
     yaml.default_flow_style = False
@@ -93,7 +91,7 @@ def dump_yaml(document: Mapping[str, Any]) -> str:
 
 
 class _ExactText(SafeRepresenter):
-    """Escapes the line breaks that ruamel.yaml writes as they are and reads back as a space."""
+    """Escapes the Unicode line breaks that ruamel.yaml would write literally and read back as a space."""
 
     def represent_str(self, data: str) -> Any:
         style = '"' if any(mark in data for mark in "\x85\u2028\u2029") else None
@@ -105,7 +103,7 @@ _ExactText.add_multi_representer(str, _ExactText.represent_str)  # enums, torch'
 
 
 def _model_values(generation_config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the model's file decides and the job file does not: how to draw only if it says that the model samples."""
+    """Values that the model's file gives and the job file does not; those of sampling only with do_sample: true."""
     defaults, names = {}, ["repetition_penalty"]
     if generation_config.get("do_sample") is True:
         # A file with do_sample and no temperature samples at 1.0; it is not greedy.
@@ -132,7 +130,7 @@ def _leaves(document: Mapping[str, Any]) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """A setting's value as YAML and JSON have it."""
+    """Convert a setting's value to plain YAML and JSON types."""
     if isinstance(value, StructuredSpec):
         return {name: plain(form) for name, form in value.given.items()}
     return sorted(value) if isinstance(value, frozenset) else list(value) if isinstance(value, tuple) else value

@@ -1,7 +1,7 @@
-"""verify_run: rows of a finished run again, each alone and cold, against what was written. Writes nothing.
+"""verify_run: generate rows of a finished run again, each alone, and compare them with the output. Writes nothing.
 
-The job is the one in the run's own `job.yaml`; the rows go through the same pass 1 and the same engine, one at a time,
-without a prefix cache and with the reference attention.
+The job is the one in the run's own `job.yaml`; the rows pass through the same tokenisation and the same engine, one
+at a time, without a prefix cache and with the reference attention.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ from batchgen.io.output.folder import OutputFolder
 from batchgen.job.export import refuse_other_input
 from batchgen.job.fingerprint import read_earlier_run
 from batchgen.job.generate import Generation, prepare_generation
-from batchgen.job.target import inspect_target
+from batchgen.job.run_config import make_encoder, make_sampling, resolve_job
+from batchgen.log import progress_bar
 from batchgen.plan.token_store import Positions, TokenStore
-from batchgen.prompts.tokenise import TokenisedRows, row_encoder, tokenise
+from batchgen.prompts.row_sampling import RowSampling
+from batchgen.prompts.tokenise import tokenise
 from batchgen.spec.job_spec import InputSpec, JobSpec
 from batchgen.spec.load import Job
 from batchgen.stats.artifact import read_artifact
 from batchgen.stats.stopwatch import Stopwatch
 
-TIE = 1e-3  # logits closer than this are decided by rounding, in float32
+TIE = 1e-3  # between logits closer than this, rounding decides in float32
 
 _ALONE = {"max_num_seqs": 1, "prefix_cache": False, "order": "input", "attention": "torch", "num_blocks": None}
 
 
 class Difference(NamedTuple):
-    """A completion that came out otherwise."""
+    """A completion that differs from the written one."""
 
     row_index: int
     sample_index: int
@@ -50,7 +52,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What came of it."""
+    """The result of verifying a run."""
 
     num_rows: int
     num_samples: int
@@ -59,11 +61,11 @@ class Verification:
 
     @property
     def is_good(self) -> bool:
-        """Whether all completions are the same but for ties."""
+        """Whether all completions are the same, apart from ties."""
         return all(difference.is_tie for difference in self.differences)
 
     def lines(self) -> Iterator[str]:
-        """For people; the last line has the figures."""
+        """Yield lines for the terminal; the last one has the figures."""
         for each in self.differences:
             kind = "a tie" if each.is_tie else "different"
             yield (
@@ -78,7 +80,7 @@ class Verification:
 
 
 class _Written(NamedTuple):
-    """What a run wrote of one sample."""
+    """What a run wrote for one sample."""
 
     completion: str | None
     finish_reason: str
@@ -86,9 +88,9 @@ class _Written(NamedTuple):
 
 
 def verify_run(path: str, *, num_rows: int, dtype: str | None = None, quiet: bool = False) -> Verification:
-    """Run up to `num_rows` good rows, evenly spread, of the finished run in a folder again.
+    """Generate up to `num_rows` good rows, evenly spread, of a finished run again and compare them.
 
-    Raises OutputError where there is none, InputError where its input is not as it was, and what a run raises.
+    Raises OutputError if the folder holds no finished run, InputError if its input has changed, and what a run raises.
     """
     folder = OutputFolder(path)
     job = _job_alone(read_artifact(folder.path).job, folder, dtype)
@@ -97,21 +99,23 @@ def verify_run(path: str, *, num_rows: int, dtype: str | None = None, quiet: boo
         raise OutputError(f"{folder.path}: its job.yaml does not say what the run was")
     source = open_input(job.spec.input)
     refuse_other_input(source, earlier.state, "only a run whose input is unchanged can be verified")
-    target = inspect_target(job)
-    encoder = row_encoder(target, job.spec.input, earlier.state.now)
+    config = resolve_job(job)
+    encoder = make_encoder(config, earlier.state.now)
+    sampling = make_sampling(config, earlier.state.seed)
     written = _read_written(folder, job.spec.output.prefix)
     chosen = _SelectedRows({row_index for row_index, _ in written}, num_rows)
     with tempfile.TemporaryDirectory(prefix="batchgen-verify-") as scratch:
-        rows = tokenise(source, encoder, target, chosen, TokenStore(Path(scratch) / "tokens.bin"), quiet=quiet)
-        _request_logprobs(rows)
-        generation = prepare_generation(job, target, rows, chosen, Stopwatch())
+        store = TokenStore(Path(scratch) / "tokens.bin")
+        rows = tokenise(source, encoder, sampling, chosen, store, bar=progress_bar("tokenise", quiet=quiet))
+        _request_logprobs(sampling)
+        generation = prepare_generation(config, rows, chosen, Stopwatch())
         found = [] if generation is None else list(_compare(generation, written))
     differences = sorted(difference for difference in found if difference is not None)
-    return Verification(chosen.num_rows, len(found), str(target.info.dtype).removeprefix("torch."), differences)
+    return Verification(chosen.num_rows, len(found), config.dtype, differences)
 
 
 def _job_alone(document: Mapping[str, Any], folder: OutputFolder, dtype: str | None) -> Job:
-    """The job of a run, every value given, for rows alone."""
+    """The job of a run with every value given, changed to run one row at a time."""
     values = {**document["job"], "engine": {**document["job"]["engine"], **_ALONE}}
     if dtype is not None:
         values["model"] = {**values["model"], "dtype": dtype}
@@ -120,34 +124,34 @@ def _job_alone(document: Mapping[str, Any], folder: OutputFolder, dtype: str | N
 
 
 class _SelectedRows:
-    """Which rows run: good ones of the run, evenly spread. Bad rows of the input are none of them."""
+    """Selects good rows of the run, evenly spread; bad rows of the input are never selected."""
 
     def __init__(self, good: set[int], num_rows: int) -> None:
         self._good = good
         self._most = num_rows
         self.num_rows = 0
 
-    def left(self, row_indices: array[int]) -> Positions:
-        """Their positions among the rows that were tokenised."""
+    def remaining(self, row_indices: array[int]) -> Positions:
+        """Return the positions of the selected rows in the token store."""
         good = np.flatnonzero(np.isin(np.frombuffer(row_indices, np.int64), list(self._good)))
         self.num_rows = min(self._most, len(good))
         return good[np.linspace(0, len(good) - 1, self.num_rows).round().astype(np.int64)]
 
     def fail(self, row_index: int, error: str, prompt_tokens: int | None = None) -> None:
-        """Rows that failed in the run fail here again; of one that did not, nothing is compared."""
+        """Ignore a bad row: rows that failed in the run are not compared."""
 
 
-def _request_logprobs(rows: TokenisedRows) -> None:
-    distinct = rows.sampling.distinct
+def _request_logprobs(sampling: RowSampling) -> None:
+    distinct = sampling.distinct
     distinct[:] = [replace(params, logprobs=max(params.logprobs or 0, 2)) for params in distinct]
 
 
 def _read_written(folder: OutputFolder, prefix: str) -> dict[tuple[int, int], _Written]:
-    """What the run wrote of all rows that did not fail, by row and sample."""
+    """Read what the run wrote for all rows that did not fail: (row_index, sample_index) -> output."""
     column = f"{prefix}completion"
     parts = open_input(InputSpec(path=str(folder.completions), text=column))
     for _ in parts.read_row_batches():
-        pass  # the types of JSON lines are known only now
+        pass  # the types of JSON lines are known only after reading
     written: dict[tuple[int, int], _Written] = {}
     row_index = -1
     for batch in parts.read_batches():
@@ -161,7 +165,7 @@ def _read_written(folder: OutputFolder, prefix: str) -> dict[tuple[int, int], _W
 
 
 def _compare(generation: Generation, written: Mapping[tuple[int, int], _Written]) -> Iterator[Difference | None]:
-    """For every sample that was run again: None where it is the same."""
+    """Yield the difference of every sample that was generated again; None if it is the same."""
     for finished in generation.engine.run(generation.requests()):
         for request in finished:
             before = written.get((request.row_index, request.sample_index))
@@ -195,7 +199,7 @@ def _difference(request: Request, before: _Written, generation: Generation) -> D
 
 
 def _num_equal(ids: Sequence[int], before: _Written, text: Any) -> int:
-    """How many leading tokens are the written ones; without ids: after how many the text still begins the written."""
+    """Count the leading tokens that agree; without written ids, those whose text the written text begins with."""
     if before.token_ids is not None:
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, before.token_ids, strict=False)))
     completion = before.completion or ""

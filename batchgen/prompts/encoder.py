@@ -134,7 +134,7 @@ class RowEncoder:
     ) -> None:
         self.spec = spec
         self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
+        self.max_model_len = max_model_len
         self._encoder = PromptEncoder(tokenizer, spec, vocab_size=vocab_size, clock=clock)
         limits = {"vocab_size": vocab_size, "max_model_len": max_model_len}
         self._make_again = partial(RowEncoder, tokenizer, spec, **limits, clock=clock)
@@ -166,7 +166,7 @@ class RowEncoder:
         if (
             ids.min() < 0
             or ids.max() >= self._vocab_size
-            or not 0 < lengths.min() <= lengths.max() < self._max_model_len
+            or not 0 < lengths.min() <= lengths.max() < self.max_model_len
         ):
             return None
         return Prompts(ids.astype(np.int32), lengths)
@@ -178,12 +178,12 @@ class RowEncoder:
             token_ids = self._encoder.encode(row)
         except RowError as error:
             return BadRow(row.index, str(error), by_template=isinstance(error, TemplateError))
-        if len(token_ids) >= self._max_model_len:
+        if len(token_ids) >= self.max_model_len:
             return BadRow(row.index, self._too_long(row, len(token_ids)), len(token_ids))
         return token_ids
 
     def _too_long(self, row: Row, num_tokens: int) -> str:
         return (
-            f"{row.location}: the prompt has {num_tokens} tokens; the limit is {self._max_model_len} "
+            f"{row.location}: the prompt has {num_tokens} tokens; the limit is {self.max_model_len} "
             "(engine.max_model_len or the model's own) and at least one must be left for the completion"
         )

@@ -43,8 +43,9 @@ class RowSampling:
     A row's own seed is kept apart from its SamplingParams, so that rows which differ in nothing else share those.
     """
 
-    def __init__(self, params: SamplingParams, tokens: TokenValues, column: str | None = None) -> None:
+    def __init__(self, params: SamplingParams, seed: int, tokens: TokenValues, column: str | None = None) -> None:
         self.distinct = [params]
+        self._seed = seed
         self._tokens = tokens
         self._column = column
         self._numbers = array("I")  # in `distinct`, one a row; empty without a column
@@ -73,7 +74,7 @@ class RowSampling:
         return self.distinct[self._numbers[position] if self._numbers else 0]
 
     def seed(self, position: int) -> int:
-        return self._seeds[position] if self._seeds else self.distinct[0].seed
+        return self._seeds[position] if self._seeds else self._seed
 
     def max_tokens(self, room: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """The most tokens that each row may get where the context leaves `room`."""
@@ -132,7 +133,7 @@ class RowSampling:
         except ValidationError as error:
             raise RowError(values_problem(error, "sampling")) from None
         given = {name: getattr(checked, name) for name in checked.model_fields_set}
-        seed = given.pop("seed", self.distinct[0].seed)
+        seed = given.pop("seed", self._seed)
         params = replace(self.distinct[0], **self._tokens.resolve(given))
         number = self._number_of.setdefault(params, len(self.distinct))
         if number == len(self.distinct):

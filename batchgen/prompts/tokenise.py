@@ -16,12 +16,12 @@ from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
+from tqdm import tqdm
 
 from batchgen.errors import InputError
 from batchgen.io.input.columns import missing_column, prompt_columns
 from batchgen.io.input.readers import Input
 from batchgen.io.input.rows import Row, RowBatch, RowLocations
-from batchgen.job.progress import rows_bar
 from batchgen.plan.token_store import TokenStore
 from batchgen.prompts.encoder import RowEncoder
 from batchgen.prompts.prompt import Prompts, RowKeys, rng_key, row_key
@@ -29,9 +29,6 @@ from batchgen.prompts.row_sampling import RowSampling
 from batchgen.prompts.workers import RowsAndPrompts, encode_in_order
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
-    from batchgen.job.target import Target
     from batchgen.spec.job_spec import InputSpec
 
 _LABEL_CHARS = 64
@@ -68,22 +65,15 @@ class TokenisedRows:
         return rng_key(self.sampling.seed(position), row_key(self.row_indices[position], None))
 
 
-def row_encoder(target: Target, spec: InputSpec, clock: datetime) -> RowEncoder:
-    """The encoder of a job. Raises ModelError or SpecError: no chat template, or a broken `input.template`."""
-    info = target.info
-    return RowEncoder(info.tokenizer, spec, vocab_size=info.vocab_size, max_model_len=target.max_model_len, clock=clock)
-
-
 def tokenise(
-    source: Input, encoder: RowEncoder, target: Target, bad_rows: BadRows, store: TokenStore, *, quiet: bool
+    source: Input, encoder: RowEncoder, sampling: RowSampling, bad_rows: BadRows, store: TokenStore, *, bar: tqdm
 ) -> TokenisedRows:
     """Read the whole input once; bad rows go to `bad_rows`, the prompts of the others to `store`.
 
     Raises InputError when there are rows and a template refuses every one.
     """
-    sampling = RowSampling(target.params, target.token_values, encoder.spec.sampling)
     collected, refused = _Collector(store, encoder.spec, sampling), _Refused()
-    with rows_bar("tokenise", quiet=quiet) as bar, closing(_encode(source, encoder)) as batches:
+    with bar, closing(_encode(source, encoder)) as batches:
         for rows, prompts in batches:
             prompts = collected.add(rows, prompts)
             refused.add(prompts)
@@ -92,7 +82,7 @@ def tokenise(
             bar.update(len(prompts.lengths))
     refused.check(collected.num_rows)
     _check_columns(source, encoder.spec)
-    return collected.finish(target, source.locations)
+    return collected.finish(encoder.max_model_len, source.locations)
 
 
 def _check_columns(source: Input, spec: InputSpec) -> None:
@@ -142,7 +132,7 @@ class _Collector:
         self.num_rows += len(prompts.lengths)
         return prompts
 
-    def finish(self, target: Target, locations: RowLocations) -> TokenisedRows:
+    def finish(self, max_model_len: int, locations: RowLocations) -> TokenisedRows:
         """No more rows."""
         self._store.seal()
         if self._keys is not None:
@@ -151,7 +141,7 @@ class _Collector:
         return TokenisedRows(
             self._store,
             row_indices=self._row_indices,
-            max_tokens=self._sampling.max_tokens(target.max_model_len - lengths),
+            max_tokens=self._sampling.max_tokens(max_model_len - lengths),
             sampling=self._sampling,
             rng_keys=None if self._keys is None else self._rng_keys,
             locations=locations,

@@ -264,6 +264,12 @@ def test_committed_rows_are_not_generated_again(run_tiny: TinyRunner, monkeypatc
     assert re.search(r"8 ok, 0 failed; 3 of them before", cli_run(job_file).stdout)
 
 
+def test_every_new_run_draws_its_own_seed(run_tiny: TinyRunner) -> None:
+    seeds = {run_tiny(prompts("note a")).resolved["job"]["sampling"]["seed"] for _ in range(3)}
+    assert len(seeds) > 1
+    assert all(0 <= seed < 2**32 for seed in seeds)
+
+
 def test_drawn_seed_and_clock_outlive_the_session(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     job_file = stopped(run_tiny, monkeypatch)
     before = json.loads((job_file.with_suffix("") / ".state/run.json").read_text())
@@ -356,8 +362,8 @@ def test_complete_run_says_so_and_touches_nothing(run_tiny: TinyRunner) -> None:
 def test_too_many_bad_rows_stay_too_many(run_tiny: TinyRunner) -> None:
     """The second row does not fit the pool, which shows only when the model is loaded."""
     job_file = run_tiny.write(prompts("a", "b" * 40), on_error="stop", engine={"num_blocks": 1})
-    assert "stopped at bad row 1" in run_tiny.run_file(job_file).error
-    assert "stopped at bad row 1" in run_tiny.run_file(job_file).error
+    assert "stopped at failed row 1" in run_tiny.run_file(job_file).error
+    assert "stopped at failed row 1" in run_tiny.run_file(job_file).error
     assert run_tiny.run_file(job_file, ["on_error=continue"]).exit_code == 3
 
 
@@ -443,7 +449,7 @@ def test_export_refuses_an_input_that_was_changed(run_tiny: TinyRunner, monkeypa
     path.write_bytes(path.read_bytes().replace(b"row 0", b"row X"))
     result = command("export", job_file.with_suffix(""), "--to", run_tiny.folder / "partial", "--job", job_file)
     assert result.exit_code == 2
-    assert f"{path}: not as it was when the run began" in result.stderr
+    assert f"{path}: has changed since the run began" in result.stderr
 
 
 def test_a_commit_can_come_after_every_step(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,4 +110,4 @@ def test_what_is_no_finished_run_or_has_another_input_is_refused(run_tiny: TinyR
     source.write_text(source.read_text() + "\n")
     done = verify(result)
     assert done.exit_code == 2
-    assert "not as it was when the run began; only a run whose input is unchanged" in done.output
+    assert "has changed since the run began; only a run whose input is unchanged" in done.output

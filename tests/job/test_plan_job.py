@@ -101,8 +101,8 @@ def test_bad_rows_are_shown_by_kind_in_the_order_they_came(tiny: TinyRunner) -> 
 
 def test_plan_says_when_a_run_would_stop(tiny: TinyRunner) -> None:
     rows = [{"prompt": "a"}, {"prompt": 1}]
-    assert "a run will stop" in plan(tiny.write(rows, on_error="stop")).table()
-    assert "a run will stop" not in plan(tiny.write(rows)).table()
+    assert "the run will stop: max_errors allows" in plan(tiny.write(rows, on_error="stop")).table()
+    assert "the run will stop: max_errors allows" not in plan(tiny.write(rows)).table()
 
 
 def test_template_that_refuses_every_row_is_refused(tiny: TinyRunner) -> None:  # C30
@@ -204,7 +204,7 @@ def test_variable_part_in_front_is_found_and_shown(tiny: TinyRunner) -> None:
     assert difference is not None
     assert difference.before.endswith("system\nTicket 100")
     assert difference.after == ("0. You are a", "1. You are a")
-    assert "what differs belongs behind what is the same" in found.table()
+    assert "move what differs behind what is the same" in found.table()
 
 
 def test_shared_system_message_shows_no_difference(tiny: TinyRunner) -> None:

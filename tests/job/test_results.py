@@ -9,16 +9,14 @@ from batchgen.io.output.journal import committed_chunks, read_endings
 from batchgen.io.output.writers import ResultWriter
 from batchgen.job.results import Results, WorkLog
 from batchgen.request_output import FinishReason, RequestOutput
-from batchgen.spec.job_spec import JobSpec
 from batchgen.stats.stopwatch import Stopwatch
 
 
-def make_results(folder: Path, n: int) -> tuple[Results, OutputFolder]:
+def make_results(folder: Path) -> tuple[Results, OutputFolder]:
     output = OutputFolder(folder)
     output.claim()
     output.begin("{}")
-    spec = {"model": {"path": "m"}, "input": {"path": "i", "text": "t"}, "output": {"path": "o"}, "sampling": {"n": n}}
-    return Results(ResultWriter(output), JobSpec.model_validate(spec), WorkLog(output, Stopwatch())), output
+    return Results(ResultWriter(output), None, WorkLog(output, Stopwatch())), output
 
 
 def sample(row: int, number: int, reason: FinishReason = FinishReason.STOP) -> RequestOutput:
@@ -30,7 +28,7 @@ def committed(output: OutputFolder) -> list[tuple[int, int]]:
 
 
 def test_a_row_with_a_sample_to_come_is_not_committed(tmp_path: Path) -> None:
-    results, output = make_results(tmp_path / "out", 2)
+    results, output = make_results(tmp_path / "out")
     with results.committed_at_end():
         for each in (sample(1, 1), sample(0, 0), sample(1, 0)):
             results.add(each, num_samples=2)
@@ -39,14 +37,14 @@ def test_a_row_with_a_sample_to_come_is_not_committed(tmp_path: Path) -> None:
 
 
 def test_a_row_is_as_bad_as_its_worst_sample(tmp_path: Path) -> None:
-    results, _ = make_results(tmp_path / "out", 2)
+    results, _ = make_results(tmp_path / "out")
     for each in (sample(0, 0), sample(0, 1, FinishReason.ERROR), sample(1, 0), sample(1, 1)):
         results.add(each, num_samples=2)
     assert (results.counts.num_ok, results.counts.num_failed) == (1, 1)
 
 
 def test_a_row_that_never_ran_has_one_output(tmp_path: Path) -> None:
-    results, output = make_results(tmp_path / "out", 2)
+    results, output = make_results(tmp_path / "out")
     with results.committed_at_end():
         results.fail(3, "no prompt")
     assert committed(output) == [(3, 0)]

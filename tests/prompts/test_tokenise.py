@@ -16,9 +16,11 @@ from transformers import PreTrainedTokenizerFast
 
 from batchgen.errors import InputError
 from batchgen.io.input.readers import open_input
+from batchgen.log import progress_bar
 from batchgen.plan.token_store import TokenStore
 from batchgen.prompts.encoder import RowEncoder
 from batchgen.prompts.prompt import repeated_key, rng_key, row_key
+from batchgen.prompts.row_sampling import RowSampling
 from batchgen.prompts.token_values import TokenValues
 from batchgen.prompts.tokenise import TokenisedRows, tokenise
 from batchgen.sampling_params import SamplingParams
@@ -27,17 +29,6 @@ from tests.tiny_models import CHATML, NO_SYSTEM, VOCAB_SIZE, byte_tokenizer
 
 SEED = 7
 MAX_MODEL_LEN = 50
-
-
-class FakeTarget:
-    """The limits of a job, as far as pass 1 needs them."""
-
-    params = SamplingParams(seed=SEED, max_tokens=8)
-    max_model_len = MAX_MODEL_LEN
-
-    @property
-    def token_values(self) -> TokenValues:
-        return TokenValues(byte_tokenizer(), VOCAB_SIZE)
 
 
 class BadRows:
@@ -77,8 +68,9 @@ class PassOne:
             clock=datetime.now(),
         )
         store = TokenStore(self._folder / "tokens.bin")
-        target: Any = FakeTarget()
-        return tokenise(open_input(spec), encoder, target, self.bad, store, quiet=True)
+        tokens = TokenValues(byte_tokenizer(), VOCAB_SIZE)
+        sampling = RowSampling(SamplingParams(max_tokens=8), SEED, tokens, spec.sampling)
+        return tokenise(open_input(spec), encoder, sampling, self.bad, store, bar=progress_bar(None, quiet=True))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from batchgen.job.target import inspect_target
+from batchgen.job.run_config import resolve_job
 from batchgen.spec.load import load_job
 from scripts import bench_peers
 from scripts.bench_peers import Peer, PeerRun, Work, make_work, run_peer, save_plain_model
@@ -80,14 +80,14 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_model_is_saved_in_a_folder_of_its_own(tmp_path: Path) -> None:
     job_file = tiny_job(tmp_path)
     jobs = [load_job(job_file, [f"model.dtype={dtype}"]) for dtype in ("float32", "bfloat16", "bfloat16")]
-    folders = [save_plain_model(job, inspect_target(job)) for job in jobs]
+    folders = [save_plain_model(resolve_job(job)) for job in jobs]
     assert folders[0] != folders[1] == folders[2]
 
 
 @pytest.mark.usefixtures("models")
 def test_the_saved_model_has_the_weights_that_the_job_computes_with(tmp_path: Path) -> None:
     job = load_job(tiny_job(tmp_path), ["model.dtype=bfloat16"])
-    folder = save_plain_model(job, inspect_target(job))
+    folder = save_plain_model(resolve_job(job))
     saved = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").state_dict()
     own = AutoModelForCausalLM.from_pretrained(job.spec.model.path, dtype=torch.bfloat16).state_dict()
     assert saved.keys() == own.keys()
