@@ -1,26 +1,16 @@
-"""`input.template`: the columns and nothing else, and values that stay data."""
+"""Rendering `input.template`: it reaches the columns and nothing else, and values stay data."""
 
 from __future__ import annotations
 
 import pytest
 
-from batchgen.errors import RowError, SpecError
+from batchgen.errors import RowError
 from batchgen.prompts.templates import UserTemplate
 
 
 def test_only_named_placeholders_are_replaced() -> None:
     template = UserTemplate('Reply as {"label": "..."} for {{ q }}\n')
     assert template.render({"q": "{{ 7*7 }} <b> {x}"}) == 'Reply as {"label": "..."} for {{ 7*7 }} <b> {x}\n'
-
-
-def test_a_template_that_reads_no_column_is_refused() -> None:
-    with pytest.raises(SpecError, match="reads no column"):
-        UserTemplate('Reply as {"label": "..."} for {prompt}')
-
-
-def test_a_syntax_error_names_the_line() -> None:
-    with pytest.raises(SpecError, match=r"input\.template line 2"):
-        UserTemplate("{{ a }}\n{{ b")
 
 
 def test_a_missing_column_is_named() -> None:
@@ -39,12 +29,3 @@ def test_a_null_is_not_printed() -> None:
 def test_nothing_but_the_columns_is_in_reach(source: str) -> None:
     with pytest.raises(RowError):
         UserTemplate(source).render({"a": "x"})
-
-
-def test_a_random_choice_is_refused() -> None:
-    with pytest.raises(SpecError, match="random"):
-        UserTemplate("{{ a | random }}")
-
-
-def test_its_columns_are_the_names_it_reads() -> None:
-    assert UserTemplate("{% for c in choices %}{{ c }}{{ q }}{% endfor %}").columns == {"choices", "q"}

@@ -10,14 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jinja2
-import jinja2.meta
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from batchgen.errors import InputError, RowError
 from batchgen.io.input import strict_json
+from batchgen.spec.user_template import parse_user_template
 
 if TYPE_CHECKING:
     from batchgen.spec.job_spec import InputSpec
@@ -52,9 +51,9 @@ class PromptColumns:
 
 
 def prompt_columns(spec: InputSpec) -> PromptColumns:
-    """Columns that the job file names, directly or in its template. Raises InputError for a broken template."""
+    """Return the columns that the job file names, directly or in its template. Raises SpecError for a bad template."""
     named = {column: name for name in _SETTINGS if (column := getattr(spec, name)) is not None}
-    in_template = () if spec.template is None else _names_in(spec.template)
+    in_template = () if spec.template is None else sorted(parse_user_template(spec.template).columns)
     return PromptColumns({**dict.fromkeys(in_template, "template"), **named})
 
 
@@ -64,15 +63,6 @@ def missing_column(location: object, setting: str, column: str, present: Iterabl
     nearest = difflib.get_close_matches(column, names, n=1)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     return InputError(f"{location}: no column {column!r} (input.{setting}); {hint}the columns are {', '.join(names)}")
-
-
-def _names_in(template: str) -> list[str]:
-    environment = jinja2.Environment()
-    environment.globals.clear()  # every name is a column, also one such as `range`
-    try:
-        return sorted(jinja2.meta.find_undeclared_variables(environment.parse(template)))
-    except jinja2.TemplateSyntaxError as error:
-        raise InputError(f"input.template, line {error.lineno}: {error.message}") from error
 
 
 def _decode(value: bytes) -> str:

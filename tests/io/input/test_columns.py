@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batchgen.errors import InputError, RowError
+from batchgen.errors import RowError
 from batchgen.io.input.columns import missing_column, prompt_columns
 from batchgen.spec.job_spec import InputSpec
 
@@ -23,15 +23,6 @@ def test_settings_name_their_columns() -> None:
 def test_template_names_its_variables() -> None:
     columns = columns_of(template="{% for x in choices %}{{ x }}{% endfor %} {{ question|trim }}", system="rules")
     assert dict(columns.settings) == {"choices": "template", "question": "template", "rules": "system"}
-
-
-def test_a_column_may_be_called_like_something_of_jinja() -> None:
-    assert dict(columns_of(template="{{ range }}").settings) == {"range": "template"}
-
-
-def test_broken_template_names_its_line() -> None:
-    with pytest.raises(InputError, match=r"input\.template, line 2"):
-        columns_of(template="a\n{{ b")
 
 
 def test_an_id_may_be_bytes_that_are_no_text() -> None:
