@@ -124,7 +124,7 @@ class Generation:
         token_ids, num_seen = rows.store[position], int(plan.seen[visit_index])
         num_findable = num_seen if self.engine.scheduler.cache.enabled else 0
         ends = params.stop_token_ids | (frozenset() if params.ignore_eos else self.config.model.eos_token_ids)
-        grammars, form = self.config.token_values.grammars, params.structured
+        grammars, form = self.config.sampling_encoder.grammars, params.structured
         return Request(
             row_index=rows.row_indices[position],
             prompt_token_ids=token_ids,
@@ -197,7 +197,7 @@ def _bytes_for_steps(
     if not can_measure_memory(config.device):
         return bytes_for_steps(config, rows, num_rows)
     unused, settings = config.model.unused_token_ids, _engine_settings(config, num_blocks=1)
-    return measure_steps(model, config.layers, backend, unused, settings, rows.sampling.widest)
+    return measure_steps(model, config.layers, backend, unused, settings, rows.sampling.worst_case)
 
 
 def _engine_settings(config: RunConfig, num_blocks: int) -> EngineSettings:

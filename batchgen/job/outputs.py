@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchgen.engine.request import Request, TokenLogprobs
 from batchgen.io.input.rows import RowLocations
-from batchgen.prompts.detokenize import Detokenizer, StopMatcher, TokenTexts
+from batchgen.prompts.detokenize import Detokenizer, StopStringMatcher, TokenTexts
 from batchgen.prompts.row_sampling import RowSampling
 from batchgen.request_output import RequestOutput
 from batchgen.sampling_params import SamplingParams
@@ -23,7 +23,7 @@ _NO_LOGPROBS: dict[str, Any] = {"logprob": None, "rank": None, "top": None}
 
 def optional_columns(output: OutputSpec, sampling: RowSampling) -> set[str]:
     """Return the optional columns of a job: those that the job, or any of its rows, asks for."""
-    asked = {name for name in ("logprobs", "prompt_logprobs") if sampling.asks(name)}
+    asked = {name for name in ("logprobs", "prompt_logprobs") if sampling.is_requested(name)}
     return asked | {"completion_token_ids"} if output.token_ids else asked
 
 
@@ -45,9 +45,9 @@ class Outputs:
         self._token_ids = token_ids
         self._detokenizers: dict[bool, Detokenizer] = {}
 
-    def stop_condition(self, params: SamplingParams) -> StopMatcher | None:
+    def stop_condition(self, params: SamplingParams) -> StopStringMatcher | None:
         """Return the matcher that watches a new request for its stop strings; None without stop strings."""
-        return StopMatcher(self._detokenizer(params), params.stop, params.min_tokens) if params.stop else None
+        return StopStringMatcher(self._detokenizer(params), params.stop, params.min_tokens) if params.stop else None
 
     def of(self, request: Request) -> RequestOutput:
         """Make the output of a finished request: its text without what ended it, its error with the row's location."""
@@ -69,7 +69,7 @@ class Outputs:
 
     def _text(self, request: Request) -> str:
         """Return the completion as text, without the end token or stop string that ended it."""
-        if isinstance(request.stop_condition, StopMatcher):
+        if isinstance(request.stop_condition, StopStringMatcher):
             return request.stop_condition.text
         token_ids = request.output_token_ids
         is_ended = token_ids[-1] in request.end_token_ids

@@ -24,7 +24,7 @@ from batchgen.models.probe import AttentionLayer, probe_attention
 from batchgen.models.rope import fix_longrope
 from batchgen.prompts.encoder import RowEncoder
 from batchgen.prompts.row_sampling import RowSampling
-from batchgen.prompts.token_values import TokenValues
+from batchgen.prompts.sampling_encoder import SamplingEncoder
 from batchgen.sampling_params import SamplingParams
 from batchgen.spec.job_spec import InputSpec, OutputSpec
 from batchgen.spec.load import Job
@@ -46,7 +46,7 @@ class RunConfig:
     layers: Sequence[AttentionLayer]
     rope_factors: str | None  # "short" | "long" of a LongRoPE model, chosen by max_model_len
     sampling: SamplingParams  # the values of rows that have none of their own
-    token_values: TokenValues
+    sampling_encoder: SamplingEncoder
     max_errors: int | None  # failed rows that the job tolerates; None: any number
     attention: str  # torch | cpu | triton
     block_size: int
@@ -86,8 +86,8 @@ def resolve_job(job: Job) -> RunConfig:
     device = choose_device(engine.device)
     model = inspect_model(spec.model, device)
     layers = probe_attention(build_meta_model(model, IMPLEMENTATION))
-    token_values = TokenValues(model.tokenizer, model.vocab_size)
-    sampling, settings = resolve_sampling(job, model.generation_config, token_values)
+    sampling_encoder = SamplingEncoder(model.tokenizer, model.vocab_size)
+    sampling, settings = resolve_sampling(job, model.generation_config, sampling_encoder)
     max_model_len = _max_model_len(job, model)
     rope = fix_longrope(model.config, max_model_len)
     config = RunConfig(
@@ -97,7 +97,7 @@ def resolve_job(job: Job) -> RunConfig:
         layers=layers,
         rope_factors=rope.factors,
         sampling=sampling,
-        token_values=token_values,
+        sampling_encoder=sampling_encoder,
         max_errors=0 if spec.on_error == "stop" else spec.max_errors,
         attention=_attention(job, device, model, layers),
         block_size=engine.block_size,
@@ -125,7 +125,7 @@ def make_encoder(config: RunConfig, clock: datetime) -> RowEncoder:
 
 def make_sampling(config: RunConfig, seed: int) -> RowSampling:
     """Make the sampling values of a job's rows, for the seed of its run."""
-    return RowSampling(config.sampling, seed, config.token_values, config.input.sampling)
+    return RowSampling(config.sampling, seed, config.sampling_encoder, config.input.sampling)
 
 
 def _log_config(config: RunConfig) -> None:

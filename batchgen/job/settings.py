@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.representer import SafeRepresenter
 
 from batchgen.errors import ModelError, RowError, SpecError
-from batchgen.prompts.token_values import TokenValues
+from batchgen.prompts.sampling_encoder import SamplingEncoder
 from batchgen.sampling_params import SamplingParams
 from batchgen.spec.job_spec import SamplingSpec, StructuredSpec
 from batchgen.spec.load import Job
@@ -35,7 +35,7 @@ class Setting:
 
 
 def resolve_sampling(
-    job: Job, generation_config: Mapping[str, Any], tokens: TokenValues
+    job: Job, generation_config: Mapping[str, Any], sampling_encoder: SamplingEncoder
 ) -> tuple[SamplingParams, list[Setting]]:
     """Resolve the sampling values of a job, each with its source.
 
@@ -58,7 +58,7 @@ def resolve_sampling(
             settings.append(Setting(key, default, "default"))
     values = {setting.key.removeprefix("sampling."): setting.value for setting in settings}
     try:
-        return SamplingParams(**tokens.resolve(values)), settings
+        return SamplingParams(**sampling_encoder.encode(values)), settings
     except RowError as error:
         raise SpecError([f"{job.path}: sampling.{error}"]) from None
 

@@ -1,1 +1,1 @@
-"""Prompts: a row to token ids and back to text. Knows the tokenizer and its template; knows no engine."""
+"""Prompts: converts rows to token ids, and token ids to text. Knows the tokenizer and the templates, not the engine."""

@@ -1,4 +1,4 @@
-"""Token ids back to text, and stop strings found in text that is still growing. Knows no row and no request."""
+"""Converts token ids to text, and finds stop strings in text that is still growing. Knows no row and no request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Detokenizer:
-    """Turns token ids into text. Ids that the tokenizer lacks are no text, nor are special tokens that are skipped."""
+    """Converts token ids to text. Ids that the tokenizer lacks, and special tokens that are skipped, give no text."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
@@ -20,11 +20,11 @@ class Detokenizer:
         self._text_ids = frozenset(tokenizer.get_vocab().values()).difference(skipped)
 
     def is_text(self, token_id: int) -> bool:
-        """Whether the token adds to the text."""
+        """Return whether the token adds to the text."""
         return token_id in self._text_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of `token_ids`; bytes that are not UTF-8 (yet) become U+FFFD."""
+        """Return the text of `token_ids`; bytes that are not UTF-8 (yet) become U+FFFD."""
         ids = [token_id for token_id in token_ids if token_id in self._text_ids]
         text = self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
@@ -32,66 +32,66 @@ class Detokenizer:
 
 
 class TokenTexts:
-    """The text of single tokens as they stand inside a text: a word begins with its space."""
+    """The texts of single tokens as they appear inside a text: a word begins with its space."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
-        # A tokenizer may drop the space before the first word; behind this token none is the first.
+        # A tokenizer may drop the space before the first word, so tokens are decoded after this one.
         self._before = tokenizer.encode("a", add_special_tokens=False)[-1:]
-        self._num_before = len(self._detokenizer.decode(self._before))
+        self._num_chars_before = len(self._detokenizer.decode(self._before))
         self._texts: dict[int, str] = {}
 
     def __getitem__(self, token_id: int) -> str:
-        """Bytes that are no whole character are U+FFFD; an id that the tokenizer lacks is no text."""
+        """Return a token's text: U+FFFD for bytes that are no whole character, "" for an id the tokenizer lacks."""
         if token_id not in self._texts:
-            self._texts[token_id] = self._detokenizer.decode([*self._before, token_id])[self._num_before :]
+            self._texts[token_id] = self._detokenizer.decode([*self._before, token_id])[self._num_chars_before :]
         return self._texts[token_id]
 
 
-class StopMatcher:
-    """Watches one completion for its stop strings; those that are complete before `min_tokens` tokens do not count.
+class StopStringMatcher:
+    """Finds the stop strings of one growing completion; one complete before `min_tokens` tokens does not count.
 
-    What is searched is the completion's text, so without special tokens where these are skipped. A character whose
-    bytes are still incomplete waits for the token that completes it.
+    The completion's text is searched, so special tokens that are skipped are not. A character whose bytes are still
+    incomplete is searched together with the token that completes it.
 
     A stop string of n bytes that ends in the newest token began at most n tokens ago, since every token of text has
-    at least one byte; so only that many tokens (and a few more, for what the cut breaks) are decoded for each new one,
-    whatever the completion's length. Where they hold a stop string, the whole text decides.
+    at least one byte. So each new token decodes only that many tokens (and a few more, as the first may be part of a
+    character), whatever the completion's length. If they contain a stop string, the whole text is searched.
     """
 
     def __init__(self, detokenizer: Detokenizer, stop: Sequence[str], min_tokens: int = 0) -> None:
-        assert all(stop), "an empty stop string is in every text"
+        assert all(stop), "every text contains the empty stop string"
         self._detokenizer = detokenizer
         self._stop = tuple(stop)
         self._window_len = max((len(text.encode()) for text in stop), default=0) + 8
-        self._num_early = max(min_tokens - 1, 0)  # tokens to come with which nothing may end
-        self._num_ignored = 0  # characters at the beginning in which a stop string does not count
+        self._num_early_tokens = max(min_tokens - 1, 0)  # coming tokens in which no stop string counts
+        self._num_early_chars = 0  # of the text: a stop string that ends within them does not count
         self._ids: list[int] = []
-        self._cut: int | None = None  # characters before the earliest stop string
+        self._text_len: int | None = None  # characters before the earliest stop string
 
     def feed(self, token_id: int) -> bool:
-        """Take the next token; True as soon as the text holds a stop string."""
-        assert self._cut is None, "the completion has ended"
+        """Take the next token. Returns True once the text contains a stop string."""
+        assert self._text_len is None, "the completion has ended"
         is_text = self._detokenizer.is_text(token_id)
         if is_text:
             self._ids.append(token_id)
-        if self._num_early:
-            self._num_early -= 1
-            if not self._num_early:
-                self._num_ignored = len(self._searched(self._ids))
-        elif is_text and self._find(self._searched(self._ids[-self._window_len :])) is not None:
-            self._cut = self._find(self._searched(self._ids), self._num_ignored)
-        return self._cut is not None
+        if self._num_early_tokens:
+            self._num_early_tokens -= 1
+            if not self._num_early_tokens:
+                self._num_early_chars = len(self._complete_text(self._ids))
+        elif is_text and self._find_stop(self._complete_text(self._ids[-self._window_len :])) is not None:
+            self._text_len = self._find_stop(self._complete_text(self._ids), self._num_early_chars)
+        return self._text_len is not None
 
     @property
     def text(self) -> str:
         """The text so far, up to the earliest stop string."""
-        return self._detokenizer.decode(self._ids)[: self._cut]
+        return self._detokenizer.decode(self._ids)[: self._text_len]
 
-    def _searched(self, token_ids: Sequence[int]) -> str:
+    def _complete_text(self, token_ids: Sequence[int]) -> str:
         return self._detokenizer.decode(token_ids).rstrip("\ufffd")
 
-    def _find(self, text: str, num_ignored: int = 0) -> int | None:
-        """Where the first stop string begins of those that end behind the first `num_ignored` characters."""
-        starts = (text.find(stop, max(num_ignored - len(stop) + 1, 0)) for stop in self._stop)
-        return min((at for at in starts if at >= 0), default=None)
+    def _find_stop(self, text: str, num_early_chars: int = 0) -> int | None:
+        """Return where the first stop string begins of those that end after the first `num_early_chars` characters."""
+        starts = (text.find(stop, max(num_early_chars - len(stop) + 1, 0)) for stop in self._stop)
+        return min((start for start in starts if start >= 0), default=None)

@@ -1,6 +1,6 @@
-"""Row values checked on their way into a prompt: a text, a list of messages, a list of token ids.
+"""Checks the row values that make a prompt: a text, a list of messages, or a list of token ids. Knows no template.
 
-Every problem is a RowError that names the column and what was found there; `PromptEncoder` adds the row's place.
+Every problem is a RowError that names the column and what it contains; `RowEncoder` adds the row's location.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from typing import Any
 from batchgen.errors import RowError
 
 Values = Mapping[str, Any]
-Message = dict[str, Any]  # "role" and "content" are text; other keys are the template's business
+Message = dict[str, Any]  # "role" and "content" are text; only the template knows other keys
 
 
 def text_value(values: Values, column: str) -> str:
-    """The text in `column`, which must be there and be text."""
+    """Return the text in `column`. Raises RowError if it is missing or is not text."""
     return _text(_present(values, column), f"column {column!r}")
 
 
 def chat_of(system: str | None, user: str) -> list[Message]:
-    """One user turn, behind a system message unless that is None; an empty system message is a message."""
+    """Return a chat of one user turn, after the system message unless that is None; an empty one is a message."""
     turns = [{"role": "user", "content": user}]
     return turns if system is None else [{"role": "system", "content": system}, *turns]
 
 
 def system_value(values: Values, column: str | None) -> str | None:
-    """The system message of a row; None where there is no such column, key or value."""
+    """Return the system message of a row, or None if the row has no such column, key or value."""
     if column is None or values.get(column) is None:
         return None
     return text_value(values, column)
 
 
 def message_list(values: Values, column: str) -> list[Message]:
-    """The messages in `column`: keys that are null dropped, text parts of a content joined."""
+    """Return the messages in `column` without null keys, and with the text parts of a content joined."""
     messages = _present(values, column)
     if not isinstance(messages, list):
         raise RowError(f"column {column!r}: expected a list of messages, found {describe(messages)}")
@@ -43,18 +43,18 @@ def message_list(values: Values, column: str) -> list[Message]:
 
 
 def token_id_list(values: Values, column: str) -> list[int]:
-    """The token ids in `column`, a list of integers that is not empty."""
+    """Return the token ids in `column`. Raises RowError unless it is a list of integers."""
     token_ids = _present(values, column)
     if not isinstance(token_ids, list):
         raise RowError(f"column {column!r}: expected a list of token ids, found {describe(token_ids)}")
     for position, token_id in enumerate(token_ids):
-        if type(token_id) is not int:  # bool is an int, and no token id
+        if type(token_id) is not int:  # a bool is an int but no token id
             raise RowError(f"column {column!r}: token_ids[{position}] is {describe(token_id)}, not an integer")
     return token_ids
 
 
 def describe(value: Any) -> str:
-    """What a value is, in the words of a data file."""
+    """Return what a value is, in the terms of a data file."""
     match value:
         case None:
             return "null"

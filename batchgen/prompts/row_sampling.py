@@ -1,6 +1,6 @@
-"""RowSampling: which sampling values each row has: the job's, and over them the row's own (`input.sampling`).
+"""RowSampling: the sampling values of each row: the row's own (`input.sampling`), else the job's.
 
-Where no row has its own, nothing is kept a row; else a few bytes, as rows with equal values share one SamplingParams.
+Takes a few bytes per row, since rows with equal values share one SamplingParams; none if no row has its own values.
 """
 
 from __future__ import annotations
@@ -24,80 +24,84 @@ from batchgen.spec.problems import values_problem
 
 if TYPE_CHECKING:
     from batchgen.io.input.rows import Row
-    from batchgen.prompts.token_values import TokenValues
+    from batchgen.prompts.sampling_encoder import SamplingEncoder
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
-_MAX_KNOWN = 4096  # overrides whose values are remembered; rows with a seed each would fill the memory
+_MAX_CACHED = 4096  # distinct row values whose result is cached; a seed in every row would fill the memory
 _NO_LIMIT = np.iinfo(np.int32).max
 
 
-class _Override(NamedTuple):
-    params: int  # number in `distinct`
+class _Resolved(NamedTuple):
+    params_index: int  # in `distinct`
     seed: int
 
 
 class RowSampling:
     """The sampling values of the good rows of a job, by their position in the token store.
 
-    A row's own seed is kept apart from its SamplingParams, so that rows which differ in nothing else share those.
+    A row's own seed is kept apart from its SamplingParams, so that rows which differ only in their seed share those.
     """
 
-    def __init__(self, params: SamplingParams, seed: int, tokens: TokenValues, column: str | None = None) -> None:
+    def __init__(
+        self, params: SamplingParams, seed: int, sampling_encoder: SamplingEncoder, column: str | None = None
+    ) -> None:
         self.distinct = [params]
         self._seed = seed
-        self._tokens = tokens
+        self._sampling_encoder = sampling_encoder
         self._column = column
-        self._numbers = array("I")  # in `distinct`, one a row; empty without a column
-        self._seeds = array("Q")  # the same
-        self._number_of = {params: 0}
-        self._known: dict[str, _Override] = {}
+        self._params_indices = array("I")  # [num_rows], in `distinct`; empty without a column
+        self._seeds = array("Q")  # [num_rows]; empty without a column
+        self._params_to_index = {params: 0}
+        self._cache: dict[str, _Resolved] = {}
 
     def add(self, rows: Sequence[Row], prompts: Prompts) -> Prompts:
-        """Take the values of the next rows; the prompts, those rows bad whose values cannot be used."""
+        """Store the values of the next rows. Returns their prompts, without those of rows with bad values."""
         if self._column is None:
             return prompts
         bad: dict[int, BadRow] = {}
-        for index in np.flatnonzero(prompts.lengths).tolist():
-            row = rows[index]
+        for n in np.flatnonzero(prompts.lengths).tolist():
+            row = rows[n]
             try:
-                number, seed = self._override(row.values.get(self._column))
+                resolved = self._resolve(row.values.get(self._column))
             except RowError as error:
                 text = f"{row.location}: column {quote(self._column)}: {error}"
-                bad[index] = BadRow(row.index, text, int(prompts.lengths[index]))
+                bad[n] = BadRow(row.index, text, int(prompts.lengths[n]))
                 continue
-            self._numbers.append(number)
-            self._seeds.append(seed)
+            self._params_indices.append(resolved.params_index)
+            self._seeds.append(resolved.seed)
         return prompts.without(bad) if bad else prompts
 
     def params(self, position: int) -> SamplingParams:
-        return self.distinct[self._numbers[position] if self._numbers else 0]
+        """Return the values of a row, except for its seed."""
+        return self.distinct[self._params_indices[position] if self._params_indices else 0]
 
     def seed(self, position: int) -> int:
+        """Return the seed of a row."""
         return self._seeds[position] if self._seeds else self._seed
 
     def max_tokens(self, room: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """The most tokens that each row may get where the context leaves `room`."""
+        """Return the most tokens that each row may get; `room` is what the context limit leaves to each."""
         limits = [_NO_LIMIT if params.max_tokens is None else params.max_tokens for params in self.distinct]
-        return np.minimum(room, self._by_row(limits, np.int32))
+        return np.minimum(room, self._per_row(limits, np.int32))
 
-    def asks(self, name: str) -> bool:
-        """Whether any row has a value for this key, which is None by default."""
-        return any(getattr(params, name) is not None for params in self.distinct)
+    def is_requested(self, key: str) -> bool:
+        """Return whether any row has a value for `key`, whose default is None."""
+        return any(getattr(params, key) is not None for params in self.distinct)
 
     @property
     def is_scored(self) -> npt.NDArray[np.bool_]:
-        """Whether the logprobs of a row's prompt are asked for; one value for all rows, or one a row."""
-        return self._by_row([params.prompt_logprobs is not None for params in self.distinct], np.bool_)
+        """Whether a row requests the logprobs of its prompt: one value for all rows, or [num_rows]."""
+        return self._per_row([params.prompt_logprobs is not None for params in self.distinct], np.bool_)
 
     @property
     def num_samples(self) -> npt.NDArray[np.int64]:
-        """One value for all rows, or one a row."""
-        return self._by_row([params.n for params in self.distinct], np.int64)
+        """The number of samples: one value for all rows, or [num_rows]."""
+        return self._per_row([params.n for params in self.distinct], np.int64)
 
     @property
-    def widest(self) -> SamplingParams:
-        """What takes as much memory in a step as the values of any row."""
+    def worst_case(self) -> SamplingParams:
+        """Values with which a step takes at least as much memory as with those of any row."""
         rows = self.distinct
         is_greedy = all(row.is_greedy for row in rows)
         keeps_logits = not any(
@@ -108,24 +112,24 @@ class RowSampling:
             top_p=1.0 if is_greedy else 0.9,
             repetition_penalty=1.0 if keeps_logits else 1.1,
             n=max(row.n for row in rows),
-            logprobs=_most(row.logprobs for row in rows),
-            prompt_logprobs=_most(row.prompt_logprobs for row in rows),
+            logprobs=_max_or_none(row.logprobs for row in rows),
+            prompt_logprobs=_max_or_none(row.prompt_logprobs for row in rows),
         )
 
-    def _by_row(self, values: Sequence[Any], dtype: type[Scalar]) -> npt.NDArray[Scalar]:
-        """`values`, one of each of `distinct`, where the rows are."""
+    def _per_row(self, values: Sequence[Any], dtype: type[Scalar]) -> npt.NDArray[Scalar]:
+        """Return `values`, one for each of `distinct`, as [num_rows]; as [1] if all rows have the job's."""
         array = np.array(values, dtype)
-        return array[np.frombuffer(self._numbers, np.uint32)] if self._numbers else array[:1]
+        return array[np.frombuffer(self._params_indices, np.uint32)] if self._params_indices else array[:1]
 
-    def _override(self, value: Any) -> _Override:
+    def _resolve(self, value: Any) -> _Resolved:
         key = repr(value)
-        if key not in self._known:
-            if len(self._known) == _MAX_KNOWN:
-                self._known.clear()
-            self._known[key] = self._check({} if value is None else value)
-        return self._known[key]
+        if key not in self._cache:
+            if len(self._cache) == _MAX_CACHED:
+                self._cache.clear()
+            self._cache[key] = self._parse({} if value is None else value)
+        return self._cache[key]
 
-    def _check(self, value: Any) -> _Override:
+    def _parse(self, value: Any) -> _Resolved:
         if not isinstance(value, Mapping):
             raise RowError(f"expected keys of `sampling` with values, found {describe(value)}")
         try:
@@ -134,12 +138,12 @@ class RowSampling:
             raise RowError(values_problem(error, "sampling")) from None
         given = {name: getattr(checked, name) for name in checked.model_fields_set}
         seed = given.pop("seed", self._seed)
-        params = replace(self.distinct[0], **self._tokens.resolve(given))
-        number = self._number_of.setdefault(params, len(self.distinct))
-        if number == len(self.distinct):
+        params = replace(self.distinct[0], **self._sampling_encoder.encode(given))
+        index = self._params_to_index.setdefault(params, len(self.distinct))
+        if index == len(self.distinct):
             self.distinct.append(params)
-        return _Override(number, seed)
+        return _Resolved(index, seed)
 
 
-def _most(counts: Iterable[int | None]) -> int | None:
+def _max_or_none(counts: Iterable[int | None]) -> int | None:
     return max((count for count in counts if count is not None), default=None)

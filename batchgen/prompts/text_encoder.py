@@ -1,9 +1,9 @@
-"""Text to token ids, for one tokenizer: raw text, and rendered chats in which a row's own text is only data.
+"""Encodes text with one tokenizer: raw text, and rendered chats in which a row's own text is never a control token.
 
-A rendered chat is encoded segment by segment between its control tokens, each distinct segment once: shared system
-messages are the bulk of most jobs. That this gives the ids of the whole text is checked when the encoder is made, on
-a probe with every control token; a tokenizer for which it does not hold (SentencePiece that treats the beginning of
-the text in its own way) encodes the whole text, and only rows that hold control strings go through segments.
+A rendered chat is encoded segment by segment between its control tokens, and each distinct segment once, since shared
+system messages are the bulk of most jobs. When the encoder is built, it checks on a probe with every control token
+that this gives the ids of the whole text. It does not for a tokenizer that treats the beginning of a text differently
+(SentencePiece): then the whole text is encoded, and only rows that contain control strings are split into segments.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from batchgen.prompts.control_tokens import ControlTokens
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-CACHE_CHARS = 4_000_000  # of text that is kept with its ids: at most about 16 + 16 MB
+CACHE_CHARS = 4_000_000  # of segments and as many ids: at most about 16 + 16 MB
 _SENTINELS = ("\n", "a", ".")
 _PROBE_PIECES = ("user\nHi there", " a", "", "\n", "\n\nB.  c \n", "é1", "  ", "0")
 
 
 class TextEncoder:
-    """Encodes the texts of one job. Never adds an end token; begins every result with the tokenizer's own BOS."""
+    """Encodes the texts of one job. Begins every prompt with the tokenizer's own BOS; never adds an end token."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, *, cache_chars: int = CACHE_CHARS) -> None:
         self._tokenizer = tokenizer
@@ -33,93 +33,105 @@ class TextEncoder:
         self._backend.no_truncation()
         self._backend.no_padding()
         self.control_tokens = ControlTokens(tokenizer)
-        self._first_ids = _first_ids(tokenizer)
+        self._bos_ids = _bos_ids(tokenizer)
         self._cache = _SegmentCache(cache_chars)
-        self._segments_equal_whole = self._equals_whole(self._literal)
-        self._sentinel_equals_whole = not self._segments_equal_whole and self._equals_whole(self._behind_sentinel)
+        self._can_split = self._segments_equal_whole(self._encode_literal)
+        self._can_split_by_sentinel = not self._can_split and self._segments_equal_whole(self._encode_continuation)
 
     def encode_raw(self, text: str) -> list[int]:
-        """Ids of a text in which control tokens are meant."""
-        return self._with_first_ids(self._whole(_checked(text)))
+        """Return the ids of a text in which control strings are control tokens."""
+        return self._with_bos(self._encode_whole(_checked(text)))
 
     def encode_chat(self, text: str, literals: Mapping[int, str]) -> list[int]:
-        """Ids of a rendered chat; `literals` (from `ControlTokens.hide`) are put back as ordinary text."""
-        _checked(text)
-        if self._segments_equal_whole:
-            ids = self._by_segments(text, literals, self._cached)
-        elif not literals:
-            ids = self._whole(text)
-        elif self._sentinel_equals_whole:
-            ids = self._by_segments(text, literals, self._behind_sentinel)
-        else:
-            raise RowError(f"the text holds {_list(literals)}, which this tokenizer cannot encode as ordinary text")
-        return self._with_first_ids(ids)
+        """Return the ids of a rendered chat; `literals` (from `ControlTokens.escape`) are restored as ordinary text.
 
-    def _by_segments(
+        Raises RowError if this tokenizer cannot encode them as ordinary text.
+        """
+        _checked(text)
+        if self._can_split:
+            ids = self._encode_segments(text, literals, self._encode_cached)
+        elif not literals:
+            ids = self._encode_whole(text)
+        elif self._can_split_by_sentinel:
+            ids = self._encode_segments(text, literals, self._encode_continuation)
+        else:
+            raise RowError(f"the text has {_quoted(literals)}, which this tokenizer cannot encode as ordinary text")
+        return self._with_bos(ids)
+
+    def _encode_segments(
         self, text: str, literals: Mapping[int, str], encode_segment: Callable[[str], Sequence[int]]
     ) -> list[int]:
         forbidden = {self.control_tokens.text_to_id[string] for string in literals.values()}
         ids: list[int] = []
-        for position, (segment, control_id) in enumerate(self.control_tokens.split(text)):
+        for segment_index, (segment, control_id) in enumerate(self.control_tokens.split(text)):
             literal = segment.translate(literals) if literals else segment
-            # Nothing stands before the first segment, so that it is encoded as the beginning that it is.
-            segment_ids = self._cached(literal) if position == 0 else encode_segment(literal)
+            # The first segment is the beginning of the text and is encoded as such.
+            segment_ids = self._encode_cached(literal) if segment_index == 0 else encode_segment(literal)
             if forbidden and not forbidden.isdisjoint(segment_ids):
-                raise RowError(f"this tokenizer makes a control token of the ordinary text {_list(literals)}")
+                raise RowError(f"this tokenizer makes a control token of the ordinary text {_quoted(literals)}")
             ids += segment_ids
             if control_id is not None:
                 ids.append(control_id)
         return ids
 
-    def _whole(self, text: str) -> list[int]:
+    def _encode_whole(self, text: str) -> list[int]:
         return self._encode(text, split_special_tokens=False)
 
-    def _literal(self, text: str) -> list[int]:
+    def _encode_literal(self, text: str) -> list[int]:
         return self._encode(text, split_special_tokens=True)
 
     def _encode(self, text: str, *, split_special_tokens: bool) -> list[int]:
-        # What the tokenizer's own `encode` does, which takes half as long again around it and for offsets.
+        # `tokenizer.encode` does the same, but its wrapper and the offsets take half as long again.
         self._backend.encode_special_tokens = split_special_tokens
         return self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
-    def _cached(self, text: str) -> Sequence[int]:
+    def _encode_cached(self, text: str) -> Sequence[int]:
         ids = self._cache.get(text)
-        return self._cache.put(text, self._literal(text)) if ids is None else ids
+        return self._cache.put(text, self._encode_literal(text)) if ids is None else ids
 
-    def _behind_sentinel(self, text: str) -> list[int]:
-        """Ids of a text that is not the beginning: encoded behind a character whose ids are then taken off again.
+    def _encode_continuation(self, text: str) -> list[int]:
+        ids = encode_continuation(self._encode_literal, text)
+        if ids is None:
+            raise RowError("the text contains control strings, and this tokenizer cannot encode it in segments")
+        return ids
 
-        Where those ids come out unchanged, no token spans the border, so that the rest are the ids of `text` alone.
-        """
-        for sentinel in _SENTINELS:
-            head, ids = self._literal(sentinel), self._literal(sentinel + text)
-            if ids[: len(head)] == head:
-                return ids[len(head) :]
-        raise RowError("the text holds control strings and cannot be encoded apart from them by this tokenizer")
-
-    def _equals_whole(self, encode_segment: Callable[[str], Sequence[int]]) -> bool:
-        """Whether encoding by segments gives the ids of the whole, on a text with every control token."""
+    def _segments_equal_whole(self, encode_segment: Callable[[str], Sequence[int]]) -> bool:
+        """Return whether the segments of a text with every control token give the ids of the whole text."""
         added = self._tokenizer.added_tokens_decoder.values()
         pieces = [*_PROBE_PIECES, *[token.content for token in added if not token.special][:8]]
         text = "".join(piece + control for control in self.control_tokens.text_to_id for piece in pieces)
         try:
-            return self._by_segments(text, {}, encode_segment) == self._whole(text)
+            return self._encode_segments(text, {}, encode_segment) == self._encode_whole(text)
         except RowError:
             return False
 
-    def _with_first_ids(self, ids: list[int]) -> list[int]:
-        first = self._first_ids
-        while first and ids[: len(first)] == first:
-            ids = ids[len(first) :]
-        return first + ids
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        """Return the ids with BOS once, even if they begin with several."""
+        bos = self._bos_ids
+        while bos and ids[: len(bos)] == bos:
+            ids = ids[len(bos) :]
+        return bos + ids
+
+
+def encode_continuation(encode: Callable[[str], list[int]], text: str) -> list[int] | None:
+    """Return the ids of `text` as they are after other text, or None if they cannot be determined.
+
+    The text is encoded after a sentinel character, whose ids are then removed. If those ids are unchanged, no token
+    spans the border, so the other ids are those of `text` alone.
+    """
+    for sentinel in _SENTINELS:
+        head, ids = encode(sentinel), encode(sentinel + text)
+        if ids[: len(head)] == head:
+            return ids[len(head) :]
+    return None
 
 
 class _SegmentCache:
-    """Ids of the segments used last, at most `max_chars` of text."""
+    """An LRU cache of the ids of segments, with at most `max_chars` characters of text."""
 
     def __init__(self, max_chars: int) -> None:
         self._text_to_ids: OrderedDict[str, array[int]] = OrderedDict()
-        self._room = max_chars
+        self._num_free_chars = max_chars
 
     def get(self, text: str) -> Sequence[int] | None:
         ids = self._text_to_ids.get(text)
@@ -129,15 +141,15 @@ class _SegmentCache:
 
     def put(self, text: str, ids: list[int]) -> Sequence[int]:
         self._text_to_ids[text] = array("i", ids)
-        self._room -= len(text)
-        while self._room < 0:
+        self._num_free_chars -= len(text)
+        while self._num_free_chars < 0:
             oldest, _ = self._text_to_ids.popitem(last=False)
-            self._room += len(oldest)
+            self._num_free_chars += len(oldest)
         return ids
 
 
-def _first_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """The ids that the tokenizer puts before a text of its own accord: BOS, or nothing (a few have two)."""
+def _bos_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """Return the ids that the tokenizer itself puts before a text: BOS, or nothing (a few put two)."""
     bare = tokenizer.encode("a", add_special_tokens=False)
     full = tokenizer.encode("a", add_special_tokens=True)
     starts = range(len(full) - len(bare) + 1)
@@ -145,7 +157,7 @@ def _first_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
 
 
 def _checked(text: str) -> str:
-    """`text`, which must be sayable in UTF-8."""
+    """Return `text`. Raises RowError if it cannot be written as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -153,5 +165,5 @@ def _checked(text: str) -> str:
     return text
 
 
-def _list(literals: Mapping[int, str]) -> str:
+def _quoted(literals: Mapping[int, str]) -> str:
     return ", ".join(map(repr, literals.values()))

@@ -1,6 +1,7 @@
-"""Pass 1: rows to token ids in a store, bad rows to their errors. A few dozen bytes a row stay in memory.
+"""Pass 1: writes the prompts of all rows to a token store and reports bad rows. Knows no model and no request.
 
-`run` and `plan` both begin with it, so that a plan speaks of the very prompts that would run.
+`run` and `plan` both begin with it, so that a plan describes the very prompts that a run would generate from. Only a
+few dozen bytes per row stay in memory.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from batchgen.errors import InputError
 from batchgen.io.input.columns import missing_column, prompt_columns
@@ -29,6 +29,8 @@ from batchgen.prompts.row_sampling import RowSampling
 from batchgen.prompts.workers import RowsAndPrompts, encode_in_order
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from batchgen.spec.job_spec import InputSpec
 
 _LABEL_CHARS = 64
@@ -37,29 +39,29 @@ log = logging.getLogger("batchgen")
 
 
 class BadRows(Protocol):
-    """Where bad rows go."""
+    """Receives the bad rows."""
 
     def fail(self, row_index: int, error: str, prompt_tokens: int | None = None) -> None:
-        """A row that cannot run, and its tokens where it has been tokenised."""
+        """Report a row that cannot run, with its number of prompt tokens if it was tokenised."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenisedRows:
-    """The good rows of a job; the n-th entry of every array belongs to the n-th prompt of the store."""
+    """The good rows of a job. Entry `position` of every array belongs to prompt `position` of the store."""
 
     store: TokenStore
     row_indices: array[int]
-    max_tokens: npt.NDArray[np.int32]  # the most tokens that each prompt may get
+    max_tokens: npt.NDArray[np.int32]  # the most tokens that a completion of each prompt may get
     sampling: RowSampling
-    rng_keys: array[int] | None  # None: rows have no ids, and a key follows from the row's index
-    locations: RowLocations  # of all rows of the input
-    labels: array[int] | None  # the same number where system messages end alike; None: rows have no system message
+    rng_keys: array[int] | None  # None: rows have no ids, and a row's key follows from its index
+    locations: RowLocations  # of all rows of the input, bad ones included
+    labels: array[int] | None  # equal for rows whose system messages end alike; None: rows have no system message
 
     def __len__(self) -> int:
         return len(self.row_indices)
 
     def rng_key(self, position: int) -> int:
-        """What the random draws of a row depend on."""
+        """Return the key that a row's random draws depend on (see `prompt.rng_key`)."""
         if self.rng_keys is not None:
             return self.rng_keys[position]
         return rng_key(self.sampling.seed(position), row_key(self.row_indices[position], None))
@@ -68,27 +70,28 @@ class TokenisedRows:
 def tokenise(
     source: Input, encoder: RowEncoder, sampling: RowSampling, bad_rows: BadRows, store: TokenStore, *, bar: tqdm
 ) -> TokenisedRows:
-    """Read the whole input once; bad rows go to `bad_rows`, the prompts of the others to `store`.
+    """Read the whole input once: write good prompts to `store`, and report bad rows to `bad_rows`. Closes `bar`.
 
-    Raises InputError when there are rows and a template refuses every one.
+    `sampling` is that of the job, without rows yet. Raises InputError if there are rows and a template refuses all of
+    them, or if no row has a column that prompts are made of.
     """
-    collected, refused = _Collector(store, encoder.spec, sampling), _Refused()
+    collector, refusals = _Collector(store, encoder.spec, sampling), _TemplateRefusals()
     with bar, closing(_encode(source, encoder)) as batches:
         for rows, prompts in batches:
-            prompts = collected.add(rows, prompts)
-            refused.add(prompts)
+            prompts = collector.add(rows, prompts)
+            refusals.add(prompts)
             for bad in prompts.bad:
-                bad_rows.fail(bad.index, bad.error, bad.num_tokens)
+                bad_rows.fail(bad.row_index, bad.error, bad.num_tokens)
             bar.update(len(prompts.lengths))
-    refused.check(collected.num_rows)
+    refusals.check(collector.num_rows)
     _check_columns(source, encoder.spec)
-    return collected.finish(encoder.max_model_len, source.locations)
+    return collector.finish(encoder.max_model_len, source.locations)
 
 
 def _check_columns(source: Input, spec: InputSpec) -> None:
-    """Every named column must be in some row; of JSON lines the columns are known only when all have been read.
+    """Check that some row has each named column; the columns of JSON lines are known only after reading all rows.
 
-    Raises InputError for a column that prompts are made of; `id` and `system` are optional, and only warned of.
+    Raises InputError for a column that prompts are made of, and warns of `id` and `system`, which are optional.
     """
     present = source.schema.names
     for column, setting in prompt_columns(spec).settings.items():
@@ -100,10 +103,10 @@ def _check_columns(source: Input, spec: InputSpec) -> None:
 
 
 class _Collector:
-    """The good rows so far."""
+    """Collects the good rows."""
 
     def __init__(self, store: TokenStore, spec: InputSpec, sampling: RowSampling) -> None:
-        self.num_rows = 0  # with bad ones
+        self.num_rows = 0  # bad ones included
         self._store = store
         self._spec = spec
         self._sampling = sampling
@@ -114,9 +117,9 @@ class _Collector:
         self._has_labels = spec.system is not None or spec.messages is not None
 
     def add(self, rows: Sequence[Row], prompts: Prompts) -> Prompts:
-        """The next rows; their prompts again, those rows bad whose own sampling values cannot be used.
+        """Add the next rows. Returns their prompts, without those of rows with bad sampling values.
 
-        `rows` may be empty where they have neither ids nor system messages nor sampling values.
+        `rows` may be empty if they have neither ids nor system messages nor sampling values.
         """
         prompts = self._sampling.add(rows, prompts)
         good = np.flatnonzero(prompts.lengths)
@@ -133,7 +136,7 @@ class _Collector:
         return prompts
 
     def finish(self, max_model_len: int, locations: RowLocations) -> TokenisedRows:
-        """No more rows."""
+        """Return all rows; none may be added after this."""
         self._store.seal()
         if self._keys is not None:
             self._correct_repeated(self._keys)
@@ -149,6 +152,7 @@ class _Collector:
         )
 
     def _correct_repeated(self, keys: RowKeys) -> None:
+        """Replace the rng keys of rows whose id an earlier row has."""
         for row_index, key in keys.repeated():
             position = bisect_left(self._row_indices, row_index)
             if position < len(self._row_indices) and self._row_indices[position] == row_index:  # else a bad row
@@ -156,28 +160,28 @@ class _Collector:
 
 
 def _label(row: Row, spec: InputSpec) -> int:
-    """Made of the end of the system message: what varies from row to row often stands in front, such as a date."""
+    """Return a hash of the end of the row's system message; what differs per row, such as a date, is often in front."""
     match row.values.get(spec.system or spec.messages or ""):
         case str(text) | [{"role": "system", "content": str(text)}, *_]:
             return crc32(text[-_LABEL_CHARS:].encode("utf-8", "surrogatepass"))
     return 0
 
 
-class _Refused:
-    """Counts the rows that a template refuses: where those are all rows, it is not the rows that are wrong."""
+class _TemplateRefusals:
+    """Counts the rows that a template refuses: if it refuses all of them, the template is wrong and not the rows."""
 
     def __init__(self) -> None:
         self._num_refused = 0
-        self._first = ""
+        self._first_error = ""
 
     def add(self, prompts: Prompts) -> None:
         errors = [bad.error for bad in prompts.bad if bad.by_template]
         self._num_refused += len(errors)
-        self._first = self._first or next(iter(errors), "")
+        self._first_error = self._first_error or next(iter(errors), "")
 
     def check(self, num_rows: int) -> None:
         if num_rows and self._num_refused == num_rows:
-            raise InputError(f"no row can be made a prompt ({num_rows} tried); the first: {self._first}")
+            raise InputError(f"the template refuses every row ({num_rows} tried); the first: {self._first_error}")
 
 
 def _encode(source: Input, encoder: RowEncoder) -> Generator[RowsAndPrompts]:
@@ -185,14 +189,14 @@ def _encode(source: Input, encoder: RowEncoder) -> Generator[RowsAndPrompts]:
     if encoder.spec.token_ids is None:
         yield from encode_in_order((list(batch.rows()) for batch in batches), encoder)
     else:
-        yield from (_token_ids(batch, encoder) for batch in batches)
+        yield from (_encode_token_ids(batch, encoder) for batch in batches)
 
 
-def _token_ids(batch: RowBatch, encoder: RowEncoder) -> RowsAndPrompts:
-    """Rows that came as token ids: all at once where Arrow holds them and they are good, else one by one."""
+def _encode_token_ids(batch: RowBatch, encoder: RowEncoder) -> RowsAndPrompts:
+    """Encode rows of token ids: all at once if Arrow holds them and all are good, else one by one."""
     prompts = encoder.encode_token_ids(batch)
     if prompts is not None:
-        # What is left of the rows is their ids and sampling values.
+        # Only the rows' ids and sampling values are still needed.
         has_more = encoder.spec.id is not None or encoder.spec.sampling is not None
         rows = list(batch.rows(without=encoder.spec.token_ids)) if has_more else []
         if not any(row.error for row in rows):

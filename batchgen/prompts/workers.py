@@ -1,6 +1,6 @@
-"""Pass 1 over worker processes: started once a job has shown to be large, ended with this process whatever happens.
+"""Runs pass 1 in worker processes, which start only for a large job and never outlive this process.
 
-Knows processes; what they do is `encode.py`.
+Knows processes; `encoder.py` knows what they compute.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from batchgen.io.input.rows import Row
 from batchgen.prompts.encoder import RowEncoder
 from batchgen.prompts.prompt import Prompts
 
-# Making this many tokens takes about as long as starting the workers, so that these never double a job's time.
+# Encoding this many tokens takes about as long as starting the workers, so starting them at most doubles the time.
 _TOKENS_BEFORE_WORKERS = 2_000_000
-_MAX_WORKERS = 8  # with more of them, reading and storing in this process is what takes the time
+_MAX_WORKERS = 8  # with more, reading and storing in this process is the bottleneck
 
 RowsAndPrompts = tuple[Sequence[Row], Prompts]
 
-_encoder: RowEncoder  # of a worker process
+_encoder: RowEncoder  # set in worker processes only
 
 
 class _Worker(SpawnProcess):
     def terminate(self) -> None:
-        """How a pool that lost a worker ends the others, and then waits for them: workers ignore the usual signal."""
+        """Kill the worker: a broken pool terminates the others and waits for them, but workers ignore SIGTERM."""
         self.kill()
 
 
 class _WorkerContext(SpawnContext):
-    """spawn: a fork would copy torch's threads in whatever state they are."""
+    """Spawns workers: a fork would copy the locks of torch's threads in whatever state they are."""
 
     Process = _Worker
 
@@ -48,25 +48,27 @@ def encode_in_order(
     num_workers: int | None = None,
     tokens_before_workers: int = _TOKENS_BEFORE_WORKERS,
 ) -> Generator[RowsAndPrompts]:
-    """Every batch and its prompts, in the order of the batches; two batches a worker are read ahead.
+    """Yield every batch with its prompts, in the order of the batches; two batches per worker are read ahead.
 
-    Workers start where there is more than one core, once this process has made `tokens_before_workers` tokens and
-    rows are left. `num_workers` None: as many as there are cores. Raises BatchgenError when a worker dies.
+    Workers start if there is more than one core, once this process has encoded `tokens_before_workers` tokens and
+    rows remain. `num_workers` None: one per core, at most 8. Raises BatchgenError if a worker dies.
     """
     num_workers = min(_num_cores(), _MAX_WORKERS) if num_workers is None else num_workers
     num_tokens = 0
-    left = iter(batches)
-    for rows in left:
+    remaining = iter(batches)
+    for rows in remaining:
         prompts = encoder.encode(rows)
         yield rows, prompts
         num_tokens += len(prompts.token_ids)
         if num_workers > 1 and num_tokens >= tokens_before_workers:
             break
-    yield from _over_workers(left, encoder, num_workers)
+    yield from _encode_in_workers(remaining, encoder, num_workers)
 
 
-def _over_workers(batches: Iterator[Sequence[Row]], encoder: RowEncoder, num_workers: int) -> Generator[RowsAndPrompts]:
-    pool = ProcessPoolExecutor(num_workers, _WorkerContext(), _begin_worker, (encoder,))
+def _encode_in_workers(
+    batches: Iterator[Sequence[Row]], encoder: RowEncoder, num_workers: int
+) -> Generator[RowsAndPrompts]:
+    pool = ProcessPoolExecutor(num_workers, _WorkerContext(), _init_worker, (encoder,))
     in_flight: deque[tuple[Sequence[Row], Future[Prompts]]] = deque()
     try:
         for rows in batches:
@@ -78,8 +80,8 @@ def _over_workers(batches: Iterator[Sequence[Row]], encoder: RowEncoder, num_wor
     except BrokenProcessPool as error:
         raise BatchgenError(
             f"a worker process that tokenises the input died at {in_flight[0][0][0].location} or soon after, "
-            "perhaps because memory ran out; run again with more memory, or on one core (taskset -c 0 batchgen ...), "
-            "where there are no workers"
+            "perhaps because memory ran out; run again with more memory, or without workers, on one core "
+            "(taskset -c 0 batchgen ...)"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -88,18 +90,18 @@ def _over_workers(batches: Iterator[Sequence[Row]], encoder: RowEncoder, num_wor
 def _oldest(in_flight: deque[tuple[Sequence[Row], Future[Prompts]]]) -> RowsAndPrompts:
     rows, future = in_flight[0]
     prompts = future.result()
-    in_flight.popleft()  # only now: a worker that dies is reported by the oldest rows without an answer
+    in_flight.popleft()  # only now: the error for a dead worker names the oldest rows without a result
     return rows, prompts
 
 
 def _num_cores() -> int:
-    """Cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _begin_worker(encoder: RowEncoder) -> None:
+def _init_worker(encoder: RowEncoder) -> None:
     global _encoder
-    for signum in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and `timeout` reach all processes; the parent ends workers
+    for signum in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and `timeout` signal every process; the parent ends workers
         signal.signal(signum, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are the parallelism
@@ -107,7 +109,7 @@ def _begin_worker(encoder: RowEncoder) -> None:
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed can tell its workers nothing, and they would wait for work for ever."""
+    """Exit once the parent has ended: a killed parent cannot end its workers, which would wait for work forever."""
     parent = parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])

@@ -11,15 +11,15 @@ import torch
 
 from batchgen.engine.request import Request, RequestStatus, SampledToken
 from batchgen.engine.sampler import Sampler
-from batchgen.prompts.detokenize import Detokenizer, StopMatcher
-from batchgen.prompts.grammar import Grammars
+from batchgen.prompts.detokenize import Detokenizer, StopStringMatcher
+from batchgen.prompts.grammar import GrammarCompiler
 from batchgen.sampling_params import SamplingParams, Structured
 from batchgen_kernels import ReferenceBackend
 from tests.tiny_models import EOS, VOCAB_SIZE, byte_tokenizer
 
 OTHER_END, STOP_TOKEN = ord("]"), ord(";")
 DETOKENIZER = Detokenizer(byte_tokenizer())
-GRAMMARS = Grammars(byte_tokenizer(), VOCAB_SIZE)
+GRAMMARS = GrammarCompiler(byte_tokenizer(), VOCAB_SIZE)
 
 
 def complete(wanted: Sequence[int], max_tokens: int, **params: Any) -> Request:
@@ -34,7 +34,7 @@ def complete(wanted: Sequence[int], max_tokens: int, **params: Any) -> Request:
         0,
         max_tokens=max_tokens,
         end_token_ids=ends,
-        stop_condition=StopMatcher(DETOKENIZER, given.stop, given.min_tokens) if given.stop else None,
+        stop_condition=StopStringMatcher(DETOKENIZER, given.stop, given.min_tokens) if given.stop else None,
         constraint=GRAMMARS.constraint(given.structured, ends) if given.structured else None,
     )
     sampler = Sampler(torch.tensor([VOCAB_SIZE - 1]), ReferenceBackend())
@@ -108,11 +108,11 @@ def test_what_ends_a_completion(
 )
 def test_text_is_cut_at_the_first_stop_string_that_counts(wanted: str, min_tokens: int, text: str) -> None:
     done = complete(ids(wanted), 9, stop=("b",), min_tokens=min_tokens)
-    assert isinstance(done.stop_condition, StopMatcher)
+    assert isinstance(done.stop_condition, StopStringMatcher)
     assert done.stop_condition.text == text
 
 
 def test_overlapping_stop_strings_count_from_where_they_end() -> None:
     done = complete(ids("aaaa"), 9, stop=("aa",), min_tokens=3)
-    assert isinstance(done.stop_condition, StopMatcher)
+    assert isinstance(done.stop_condition, StopStringMatcher)
     assert (len(done.output_token_ids), done.stop_condition.text) == (3, "a")

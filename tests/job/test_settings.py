@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from batchgen.errors import ModelError
 from batchgen.job.settings import Setting, dump_yaml, resolve_sampling, resolved_document
-from batchgen.prompts.token_values import TokenValues
+from batchgen.prompts.sampling_encoder import SamplingEncoder
 from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
 from batchgen.spec.load import Job, load_job
@@ -20,7 +20,7 @@ from tests.tiny_models import VOCAB_SIZE, byte_tokenizer
 
 MODEL: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "top_p": 0.8, "top_k": 20, "max_new_tokens": 16}
 
-TOKENS = TokenValues(byte_tokenizer(), VOCAB_SIZE)
+TOKENS = SamplingEncoder(byte_tokenizer(), VOCAB_SIZE)
 
 Load = Callable[..., Job]
 

@@ -39,27 +39,27 @@ def test_a_token_takes_the_whitespace_it_is_said_to_take() -> None:
 
 def test_a_value_without_control_text_is_not_touched() -> None:
     value = [{"role": "user", "content": "plain"}]
-    hidden, table = ControlTokens(byte_tokenizer()).hide(value)
+    hidden, table = ControlTokens(byte_tokenizer()).escape(value)
     assert hidden is value
     assert table == {}
 
 
 def test_hidden_text_comes_back() -> None:
     value: list[Any] = [{"content": "a<eos>b<pad><eos>", "calls": [{"x": "<pad>", "n": 1}]}]
-    hidden, table = ControlTokens(byte_tokenizer()).hide(value)
+    hidden, table = ControlTokens(byte_tokenizer()).escape(value)
     assert hidden == [{"content": f"a{MARKS[0]}b{MARKS[1]}{MARKS[0]}", "calls": [{"x": MARKS[1], "n": 1}]}]
     assert hidden[0]["content"].translate(table) == "a<eos>b<pad><eos>"
 
 
 def test_a_mark_occurs_nowhere_else() -> None:
-    hidden, table = ControlTokens(byte_tokenizer()).hide([MARKS[0], "<eos>"], also_used=MARKS[1])
+    hidden, table = ControlTokens(byte_tokenizer()).escape([MARKS[0], "<eos>"], also_used=MARKS[1])
     assert hidden == [MARKS[0], MARKS[2]]
     assert table == {ord(MARKS[2]): "<eos>"}
 
 
 def test_a_text_that_leaves_no_mark_is_refused() -> None:
     with pytest.raises(RowError, match="private-use"):
-        ControlTokens(byte_tokenizer()).hide("<|im_end|>" + "".join(map(chr, range(0xF0000, 0xFFFFE))))
+        ControlTokens(byte_tokenizer()).escape("<|im_end|>" + "".join(map(chr, range(0xF0000, 0xFFFFE))))
 
 
 def test_a_tokenizer_without_control_tokens_cuts_nothing() -> None:

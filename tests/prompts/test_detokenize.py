@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from batchgen.prompts.detokenize import Detokenizer, StopMatcher, TokenTexts
+from batchgen.prompts.detokenize import Detokenizer, StopStringMatcher, TokenTexts
 from tests.tiny_models import EOS, IM_END, byte_tokenizer, merging_tokenizer, metaspace_tokenizer
 
 BYTES = Detokenizer(byte_tokenizer())
 
 
-def feed(matcher: StopMatcher, token_ids: list[int]) -> int | None:
+def feed(matcher: StopStringMatcher, token_ids: list[int]) -> int | None:
     """How many tokens the matcher took until it stopped; None where it did not."""
     return next((n for n, token_id in enumerate(token_ids, 1) if matcher.feed(token_id)), None)
 
@@ -33,13 +33,13 @@ def test_spaces_before_punctuation_stay() -> None:
 
 
 def test_a_stop_string_may_span_tokens() -> None:
-    matcher = StopMatcher(BYTES, ["END"])
+    matcher = StopStringMatcher(BYTES, ["END"])
     assert feed(matcher, [*b"xENED END yy"]) == 9
     assert matcher.text == "xENED "
 
 
 def test_the_earliest_stop_string_cuts() -> None:
-    matcher = StopMatcher(BYTES, ["c", "abc"])
+    matcher = StopStringMatcher(BYTES, ["c", "abc"])
     assert feed(matcher, [*b"xabc"]) == 4
     assert matcher.text == "x"
 
@@ -47,39 +47,39 @@ def test_the_earliest_stop_string_cuts() -> None:
 def test_a_stop_string_may_begin_and_end_in_the_middle_of_a_token() -> None:
     tokenizer = merging_tokenizer()
     ids = tokenizer.encode("The answer is 42.", add_special_tokens=False)
-    matcher = StopMatcher(Detokenizer(tokenizer), ["swer i"])
+    matcher = StopStringMatcher(Detokenizer(tokenizer), ["swer i"])
     assert feed(matcher, ids) is not None
     assert matcher.text == "The an"
 
 
 def test_a_stop_string_of_many_bytes_a_character_is_found() -> None:
-    matcher = StopMatcher(BYTES, ["é😀"])
+    matcher = StopStringMatcher(BYTES, ["é😀"])
     assert feed(matcher, [*"aé😀b".encode()]) == 7
     assert matcher.text == "a"
 
 
 def test_a_stop_string_behind_a_characters_last_bytes_is_found() -> None:
-    matcher = StopMatcher(BYTES, ["\n"])
+    matcher = StopStringMatcher(BYTES, ["\n"])
     assert feed(matcher, [*"日\n".encode()]) == 4
     assert matcher.text == "日"
 
 
 def test_an_incomplete_character_is_no_replacement_character_yet() -> None:
-    matcher = StopMatcher(BYTES, ["\ufffd"])
+    matcher = StopStringMatcher(BYTES, ["\ufffd"])
     assert feed(matcher, [*"日".encode()]) is None
     assert feed(matcher, [0xE6, *b"a"]) == 2
 
 
 def test_the_text_of_special_tokens_is_not_searched() -> None:
-    assert feed(StopMatcher(BYTES, ["<eos>"]), [*b"a", EOS, *b"b"]) is None
-    assert feed(StopMatcher(BYTES, ["ab"]), [*b"a", EOS, 262, *b"b"]) == 4
+    assert feed(StopStringMatcher(BYTES, ["<eos>"]), [*b"a", EOS, *b"b"]) is None
+    assert feed(StopStringMatcher(BYTES, ["ab"]), [*b"a", EOS, 262, *b"b"]) == 4
 
 
 def test_the_text_without_a_stop_is_the_whole_text() -> None:
-    matcher = StopMatcher(BYTES, ["zz"])
+    matcher = StopStringMatcher(BYTES, ["zz"])
     assert feed(matcher, [*b"abc"]) is None
     assert matcher.text == "abc"
-    matcher = StopMatcher(BYTES, [])
+    matcher = StopStringMatcher(BYTES, [])
     assert feed(matcher, [*b"abc"]) is None
     assert matcher.text == "abc"
 
@@ -88,7 +88,7 @@ def test_the_space_that_the_text_begins_without_is_not_seen_in_the_middle() -> N
     """SentencePiece drops a space at the beginning of what it decodes, and so at the beginning of a window."""
     tokenizer = metaspace_tokenizer()
     ids = tokenizer.encode("Hello there, how is the weather? The answer is 42.", add_special_tokens=False)
-    matcher = StopMatcher(Detokenizer(tokenizer), [" answer"])
+    matcher = StopStringMatcher(Detokenizer(tokenizer), [" answer"])
     assert feed(matcher, ids) is not None
     assert matcher.text == "Hello there, how is the weather? The"
 
@@ -102,7 +102,7 @@ def test_the_cost_of_a_token_does_not_grow_with_the_completion() -> None:
             return super().decode(token_ids)  # type: ignore[arg-type]
 
     counting = Counting(byte_tokenizer())
-    assert feed(StopMatcher(counting, ["END"]), [*b"x"] * 500) is None
+    assert feed(StopStringMatcher(counting, ["END"]), [*b"x"] * 500) is None
     assert counting.longest < 20
 
 
@@ -119,7 +119,7 @@ def test_a_matcher_stops_at_the_first_token_with_which_the_text_holds_a_stop_str
         st.text("ab é😀\n", max_size=30).map(lambda t: tokenizer.encode(t, add_special_tokens=False)),
     ))  # fmt: skip
     detokenizer = Detokenizer(tokenizer)
-    matcher = StopMatcher(detokenizer, stop)
+    matcher = StopStringMatcher(detokenizer, stop)
     texts = [detokenizer.decode(ids[:n]) for n in range(1, len(ids) + 1)]
     expected = next((n for n, text in enumerate(texts, 1) if any(s in text for s in stop)), None)
     assert feed(matcher, ids) == expected

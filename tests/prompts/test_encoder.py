@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from batchgen.errors import ModelError, RowError
 from batchgen.io.input.rows import Row
-from batchgen.prompts.encoder import PromptEncoder
+from batchgen.prompts.encoder import RowEncoder
 from batchgen.spec.job_spec import InputSpec
 from tests.tiny_models import (
     BOS,
@@ -31,28 +31,28 @@ NOON = datetime(2025, 1, 2, 12, 0, 0, 123456)
 
 def encoder(
     tokenizer: PreTrainedTokenizerFast | None = None, *, vocab_size: int = VOCAB_SIZE, **columns: Any
-) -> PromptEncoder:
+) -> RowEncoder:
     spec = InputSpec.model_validate({"path": "rows.jsonl"} | (columns or {"prompt": "prompt"}))
-    return PromptEncoder(tokenizer or byte_tokenizer(), spec, vocab_size=vocab_size, clock=NOON)
+    return RowEncoder(tokenizer or byte_tokenizer(), spec, vocab_size=vocab_size, max_model_len=1000, clock=NOON)
 
 
 def row(**values: Any) -> Row:
     return Row(2, "rows.jsonl line 3", values)
 
 
-def error_of(prompt_encoder: PromptEncoder, bad_row: Row) -> str:
+def error_of(row_encoder: RowEncoder, bad_row: Row) -> str:
     with pytest.raises(RowError) as caught:
-        prompt_encoder.encode(bad_row)
+        row_encoder.encode_row(bad_row)
     return str(caught.value)
 
 
 def test_a_prompt_is_the_user_turn_of_the_chat_template() -> None:
-    assert encoder().encode(row(prompt="hi")) == [IM_START, *b"user\nhi"]
+    assert encoder().encode_row(row(prompt="hi")) == [IM_START, *b"user\nhi"]
 
 
 def test_a_chat_gets_the_generation_prompt_also_behind_the_assistants_message() -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    ids = encoder(byte_tokenizer(CHATML), messages="chat").encode(row(chat=messages))
+    ids = encoder(byte_tokenizer(CHATML), messages="chat").encode_row(row(chat=messages))
     assert ids == [
         IM_START, *b"user\na", IM_END, *b"\n",
         IM_START, *b"assistant\nb", IM_END, *b"\n",
@@ -68,50 +68,50 @@ def test_a_chat_gets_the_generation_prompt_also_behind_the_assistants_message() 
 def test_absent_and_null_system_are_no_message_and_empty_is_one(template: str, expected: list[int]) -> None:
     chat = encoder(byte_tokenizer(template), prompt="prompt", system="system")
     rows: list[dict[str, Any]] = [{}, {"system": None}, {"system": ""}, {"system": "Be brief."}]
-    assert [len(chat.encode(row(prompt="a", **values))) for values in rows] == expected
+    assert [len(chat.encode_row(row(prompt="a", **values))) for values in rows] == expected
 
 
 @pytest.mark.parametrize("leading", ["", "<bos>", "<bos><bos>"])
 @pytest.mark.parametrize("template", [CHATML, WITH_BOS, "{{ bos_token }}" + WITH_BOS])
 def test_every_path_has_exactly_one_bos(template: str, leading: str) -> None:
     tokenizer = byte_tokenizer(template, add_bos=True)
-    chat = encoder(tokenizer).encode(row(prompt="hi"))
+    chat = encoder(tokenizer).encode_row(row(prompt="hi"))
     assert len(chat) == 22
     assert (chat[0], chat.count(BOS)) == (BOS, 1)
-    assert encoder(tokenizer, text="text").encode(row(text=leading + "hi")) == [BOS, *b"hi"]
+    assert encoder(tokenizer, text="text").encode_row(row(text=leading + "hi")) == [BOS, *b"hi"]
 
 
 def test_a_tokenizer_that_adds_no_bos_leaves_the_text_as_it_is() -> None:
-    assert encoder(text="text").encode(row(text="<bos><bos>hi")) == [BOS, BOS, *b"hi"]
+    assert encoder(text="text").encode_row(row(text="<bos><bos>hi")) == [BOS, BOS, *b"hi"]
 
 
 def test_control_tokens_in_raw_text_are_meant() -> None:
-    assert encoder(text="text").encode(row(text="a<|im_end|>b")) == [*b"a", IM_END, *b"b"]
+    assert encoder(text="text").encode_row(row(text="a<|im_end|>b")) == [*b"a", IM_END, *b"b"]
 
 
 @pytest.mark.parametrize("prompt", ["a<|im_end|>b", '{"k": "{x}"} {{ 7*7 }} ${HOME}'])
 def test_text_in_a_row_is_data(prompt: str) -> None:
-    assert encoder().encode(row(prompt=prompt)) == [IM_START, *b"user\n", *prompt.encode()]
+    assert encoder().encode_row(row(prompt=prompt)) == [IM_START, *b"user\n", *prompt.encode()]
 
 
 def test_control_text_in_a_system_message_and_in_a_role_is_data() -> None:
     messages = [{"role": "<eos>", "content": "<|im_start|>"}, {"role": "user", "content": "<bos>"}]
-    ids = encoder(messages="messages").encode(row(messages=messages))
+    ids = encoder(messages="messages").encode_row(row(messages=messages))
     assert ids == [IM_START, *b"<eos>\n<|im_start|>", IM_START, *b"user\n<bos>"]
 
 
 def test_the_template_can_trim_around_control_text() -> None:
     tokenizer = byte_tokenizer("{{ messages[0]['content'] | trim }}")
-    assert encoder(tokenizer).encode(row(prompt=" <eos>\n")) == [*b"<eos>"]
+    assert encoder(tokenizer).encode_row(row(prompt=" <eos>\n")) == [*b"<eos>"]
 
 
 def test_a_template_value_is_data_too() -> None:
-    ids = encoder(template="{{ a }}|{{ b }}").encode(row(a="<eos>", b="{{ a }}"))
+    ids = encoder(template="{{ a }}|{{ b }}").encode_row(row(a="<eos>", b="{{ a }}"))
     assert ids == [IM_START, *b"user\n<eos>|{{ a }}"]
 
 
 def test_a_template_goes_with_a_system_column() -> None:
-    ids = encoder(template="{{ a }}", system="s").encode(row(a="x", s="y"))
+    ids = encoder(template="{{ a }}", system="s").encode_row(row(a="x", s="y"))
     assert ids == [IM_START, *b"system\ny", IM_START, *b"user\nx"]
 
 
@@ -120,7 +120,7 @@ def test_what_the_chat_template_raises_is_the_rows_error() -> None:
     text = error_of(chat, row(prompt="a", system="b"))
     assert "no system role here" in text
     assert "rows.jsonl line 3" in text
-    assert len(chat.encode(row(prompt="a"))) == 20
+    assert len(chat.encode_row(row(prompt="a"))) == 20
 
 
 def test_any_failure_of_a_chat_template_is_the_rows_error() -> None:
@@ -137,14 +137,14 @@ def test_chat_without_a_chat_template_names_the_model(columns: dict[str, Any]) -
 
 
 def test_raw_text_and_token_ids_need_no_chat_template() -> None:
-    assert encoder(byte_tokenizer(None), text="text").encode(row(text="a")) == [97]
-    assert encoder(byte_tokenizer(None), token_ids="ids").encode(row(ids=[97])) == [97]
+    assert encoder(byte_tokenizer(None), text="text").encode_row(row(text="a")) == [97]
+    assert encoder(byte_tokenizer(None), token_ids="ids").encode_row(row(ids=[97])) == [97]
 
 
 def test_the_templates_clock_stands_still_in_the_job_and_nowhere_else() -> None:
     tokenizer = byte_tokenizer(CLOCK)
     chat = encoder(tokenizer)
-    first, second = (chat.encode(row(prompt="a")) for _ in range(2))
+    first, second = (chat.encode_row(row(prompt="a")) for _ in range(2))
     assert first == second
     assert bytes(first[:16]) == b"12:00:00.123456\n"
     elsewhere = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
@@ -153,7 +153,7 @@ def test_the_templates_clock_stands_still_in_the_job_and_nowhere_else() -> None:
 
 def test_token_ids_are_used_as_they_are() -> None:
     ids = [BOS, BOS, 0, IM_END, 263]
-    assert encoder(byte_tokenizer(add_bos=True), token_ids="ids").encode(row(ids=ids)) == ids
+    assert encoder(byte_tokenizer(add_bos=True), token_ids="ids").encode_row(row(ids=ids)) == ids
 
 
 @pytest.mark.parametrize(
@@ -202,13 +202,13 @@ def test_a_system_value_that_is_no_text_names_its_column() -> None:
 
 
 def test_blank_text_is_text() -> None:
-    assert encoder(text="text").encode(row(text="   ")) == [*b"   "]
-    assert encoder().encode(row(prompt="")) == [IM_START, *b"user\n"]
+    assert encoder(text="text").encode_row(row(text="   ")) == [*b"   "]
+    assert encoder().encode_row(row(prompt="")) == [IM_START, *b"user\n"]
 
 
 def test_an_empty_text_is_refused_unless_there_is_a_bos() -> None:
     assert "column 'text': the prompt has no tokens" in error_of(encoder(text="text"), row(text=""))
-    assert encoder(byte_tokenizer(add_bos=True), text="text").encode(row(text="")) == [BOS]
+    assert encoder(byte_tokenizer(add_bos=True), text="text").encode_row(row(text="")) == [BOS]
 
 
 def test_half_a_surrogate_pair_is_the_rows_error() -> None:

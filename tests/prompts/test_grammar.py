@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from batchgen.errors import ModelError, RowError
-from batchgen.prompts.grammar import GrammarConstraint, Grammars, _grammar
+from batchgen.prompts.grammar import GrammarCompiler, GrammarConstraint, _grammar
 from batchgen.sampling_params import Structured
 from tests.tiny_models import EOS, IM_END, VOCAB_SIZE, byte_tokenizer, merging_tokenizer, metaspace_tokenizer
 
-GRAMMARS = Grammars(byte_tokenizer(), VOCAB_SIZE)
+GRAMMARS = GrammarCompiler(byte_tokenizer(), VOCAB_SIZE)
 
 
 def constraint(kind: str, text: str, after: str = "", ends: Sequence[int] = (EOS,)) -> GrammarConstraint:
@@ -88,7 +88,7 @@ def test_a_text_is_followed_in_any_tokens(tokenizer: Any) -> None:
     made = tokenizer()
     text = '{"answer":"Hello the answer is \u00e9"}'
     schema = {"type": "object", "properties": {"answer": {"type": "string"}}, "additionalProperties": False}
-    follows = Grammars(made, len(made)).constraint(Structured("json_schema", json.dumps(schema)), ())
+    follows = GrammarCompiler(made, len(made)).constraint(Structured("json_schema", json.dumps(schema)), ())
     ids = made.encode(text, add_special_tokens=False)
     ids = ids[1:] if tokenizer is metaspace_tokenizer else ids  # it begins every text with a space, which is no text
     for token_id in ids[:-1]:
@@ -105,8 +105,8 @@ def test_a_text_is_followed_in_any_tokens(tokenizer: Any) -> None:
         ("regex", "(a", "structured.regex: at 1(8): invalid regex"),
         ("grammar", 'start: "a" b', 'structured.grammar: at 1(8): unknown name: "b"'),
         ("grammar", "root ::= (", "structured.grammar: Failed to convert the grammar from GBNF"),
-        ("grammar", "start: <|im_end|>", "structured.grammar: no text of this model can begin it"),
-        ("regex", "()", "structured.regex: no text of this model can begin it"),
+        ("grammar", "start: <|im_end|>", "structured.grammar: no token of this model can begin it"),
+        ("regex", "()", "structured.regex: no token of this model can begin it"),
     ],
 )
 def test_what_is_no_grammar_is_refused_in_one_line(kind: str, text: str, problem: str) -> None:
@@ -124,7 +124,7 @@ def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return _grammar(structured)
 
     monkeypatch.setattr("batchgen.prompts.grammar._grammar", counted)
-    grammars = Grammars(byte_tokenizer(), VOCAB_SIZE)
+    grammars = GrammarCompiler(byte_tokenizer(), VOCAB_SIZE)
     for text in ("a", "b", "a"):
         grammars.check(Structured("regex", text))
         grammars.constraint(Structured("regex", text), ())
@@ -134,7 +134,7 @@ def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(ModelError, match=r"pip install 'batchgen\[structured\]'"):
-        Grammars(byte_tokenizer(), VOCAB_SIZE).check(Structured("regex", "a"))
+        GrammarCompiler(byte_tokenizer(), VOCAB_SIZE).check(Structured("regex", "a"))
 
 
 def test_what_the_library_gives_up_on_allows_nothing_and_says_why() -> None:

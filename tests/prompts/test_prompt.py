@@ -1,11 +1,11 @@
-"""Row keys: what a row's random draws depend on."""
+"""Row keys and rng keys: what a row's random draws depend on."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from batchgen.io.input.rows import Row
-from batchgen.prompts.prompt import RowKeys, repeated_key, row_key
+from batchgen.prompts.prompt import RowKeys, repeated_key, rng_key, row_key
 
 
 def keys(*ids: Any) -> list[bytes]:
@@ -53,3 +53,9 @@ def test_a_row_without_an_id_counts_by_its_position() -> None:
 
 def test_an_id_with_half_a_surrogate_pair_has_a_key() -> None:
     assert row_key(0, "\ud83d") != row_key(0, "?")
+
+
+def test_an_rng_key_depends_on_seed_and_row() -> None:
+    assert len({rng_key(0, b"a"), rng_key(1, b"a"), rng_key(0, b"b")}) == 3
+    assert rng_key(0, b"a") == rng_key(0, b"a")
+    assert 0 <= rng_key(2**63 - 1, b"a" * 16) < 2**64

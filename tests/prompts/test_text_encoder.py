@@ -48,7 +48,7 @@ def chat(content: str) -> str:
 
 
 def encode_content(name: str, content: str, render: Callable[[str], str] = chat) -> list[int]:
-    hidden, literals = ENCODERS[name].control_tokens.hide(content)
+    hidden, literals = ENCODERS[name].control_tokens.escape(content)
     return ENCODERS[name].encode_chat(render(hidden), literals)
 
 
@@ -134,7 +134,7 @@ def test_control_text_that_cannot_be_encoded_literally_is_refused() -> None:
     backend.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
     backend.add_special_tokens([AddedToken(text, special=True) for text in ("<eos>", "<bos>", "<pad>")])
     encoder = TextEncoder(wrap_tokenizer(backend, None))
-    hidden, literals = encoder.control_tokens.hide("a<eos>")
+    hidden, literals = encoder.control_tokens.escape("a<eos>")
     with pytest.raises(RowError, match="'<eos>'"):
         encoder.encode_chat(hidden, literals)
 
@@ -145,7 +145,7 @@ def test_a_tokenizer_that_cannot_be_cut_encodes_clean_text_whole_and_refuses_con
     tokenizer.add_tokens([AddedToken("<word>", single_word=True)], special_tokens=True)
     encoder = TextEncoder(tokenizer)
     assert encoder.encode_chat("a<word>b", {}) == [*b"a<word>b"]
-    hidden, literals = encoder.control_tokens.hide("a<eos>")
+    hidden, literals = encoder.control_tokens.escape("a<eos>")
     with pytest.raises(RowError, match="'<eos>', which this tokenizer cannot encode"):
         encoder.encode_chat(hidden, literals)
 

@@ -21,7 +21,7 @@ from batchgen.plan.token_store import TokenStore
 from batchgen.prompts.encoder import RowEncoder
 from batchgen.prompts.prompt import repeated_key, rng_key, row_key
 from batchgen.prompts.row_sampling import RowSampling
-from batchgen.prompts.token_values import TokenValues
+from batchgen.prompts.sampling_encoder import SamplingEncoder
 from batchgen.prompts.tokenise import TokenisedRows, tokenise
 from batchgen.sampling_params import SamplingParams
 from batchgen.spec.job_spec import InputSpec
@@ -68,8 +68,8 @@ class PassOne:
             clock=datetime.now(),
         )
         store = TokenStore(self._folder / "tokens.bin")
-        tokens = TokenValues(byte_tokenizer(), VOCAB_SIZE)
-        sampling = RowSampling(SamplingParams(max_tokens=8), SEED, tokens, spec.sampling)
+        sampling_encoder = SamplingEncoder(byte_tokenizer(), VOCAB_SIZE)
+        sampling = RowSampling(SamplingParams(max_tokens=8), SEED, sampling_encoder, spec.sampling)
         return tokenise(open_input(spec), encoder, sampling, self.bad, store, bar=progress_bar(None, quiet=True))
 
 
@@ -177,7 +177,7 @@ def test_rows_whose_system_messages_end_alike_have_one_label(pass_one: PassOne) 
 REFUSED = {"q": "a", "s": "be brief"}
 
 
-def test_template_that_refuses_every_row_refuses_the_job(pass_one: PassOne) -> None:  # C30
+def test_template_that_refuses_every_row_refuses_the_job(pass_one: PassOne) -> None:
     with pytest.raises(InputError, match=r"2 tried.*in\.jsonl line 1: .*no system role here"):
         pass_one([REFUSED, REFUSED], byte_tokenizer(NO_SYSTEM), prompt="q", system="s")
 

@@ -101,7 +101,7 @@ def test_workers_make_the_prompts_that_this_process_makes() -> None:
     expected = encoder.encode(rows)
     assert found.token_ids.tolist() == expected.token_ids.tolist()
     assert found.lengths.tolist() == expected.lengths.tolist()
-    assert [bad.index for bad in found.bad] == [3, 4]
+    assert [bad.row_index for bad in found.bad] == [3, 4]
     assert found.bad == expected.bad
 
 
