@@ -1,4 +1,4 @@
-"""Ids back to text, and stop strings across token borders. One token a byte, unless a word-like tokenizer is meant."""
+"""Token ids to text, and stop strings across token borders. A token is a byte unless another tokenizer is named."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BYTES = Detokenizer(byte_tokenizer())
 
 
 def feed(matcher: StopStringMatcher, token_ids: list[int]) -> int | None:
-    """How many tokens the matcher took until it stopped; None where it did not."""
+    """Return how many tokens the matcher took until it stopped; None if it did not."""
     return next((n for n, token_id in enumerate(token_ids, 1) if matcher.feed(token_id)), None)
 
 
@@ -58,7 +58,7 @@ def test_a_stop_string_of_many_bytes_a_character_is_found() -> None:
     assert matcher.text == "a"
 
 
-def test_a_stop_string_behind_a_characters_last_bytes_is_found() -> None:
+def test_a_stop_string_after_a_characters_last_bytes_is_found() -> None:
     matcher = StopStringMatcher(BYTES, ["\n"])
     assert feed(matcher, [*"日\n".encode()]) == 4
     assert matcher.text == "日"
@@ -84,7 +84,7 @@ def test_the_text_without_a_stop_is_the_whole_text() -> None:
     assert matcher.text == "abc"
 
 
-def test_the_space_that_the_text_begins_without_is_not_seen_in_the_middle() -> None:
+def test_a_stop_string_whose_space_is_dropped_at_the_beginning_of_a_window_is_found() -> None:
     """SentencePiece drops a space at the beginning of what it decodes, and so at the beginning of a window."""
     tokenizer = metaspace_tokenizer()
     ids = tokenizer.encode("Hello there, how is the weather? The answer is 42.", add_special_tokens=False)
@@ -109,7 +109,7 @@ def test_the_cost_of_a_token_does_not_grow_with_the_completion() -> None:
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer(), merging_tokenizer()], ids=["byte", "merging"])
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
-def test_a_matcher_stops_at_the_first_token_with_which_the_text_holds_a_stop_string(
+def test_a_matcher_stops_at_the_first_token_with_which_the_text_contains_a_stop_string(
     tokenizer: PreTrainedTokenizerFast, data: st.DataObject
 ) -> None:
     text = st.text("ab é😀\n", min_size=1, max_size=3)

@@ -1,4 +1,4 @@
-"""Rows to token ids with the byte tokenizer, whose counts can be checked by hand: one token a byte or control token."""
+"""Rows to token ids with the byte tokenizer: a token is a byte or a control token, so counts can be checked by hand."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_prompt_is_the_user_turn_of_the_chat_template() -> None:
     assert encoder().encode_row(row(prompt="hi")) == [IM_START, *b"user\nhi"]
 
 
-def test_a_chat_gets_the_generation_prompt_also_behind_the_assistants_message() -> None:
+def test_a_chat_gets_the_generation_prompt_also_after_the_assistants_message() -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     ids = encoder(byte_tokenizer(CHATML), messages="chat").encode_row(row(chat=messages))
     assert ids == [
@@ -81,11 +81,11 @@ def test_every_path_has_exactly_one_bos(template: str, leading: str) -> None:
     assert encoder(tokenizer, text="text").encode_row(row(text=leading + "hi")) == [BOS, *b"hi"]
 
 
-def test_a_tokenizer_that_adds_no_bos_leaves_the_text_as_it_is() -> None:
+def test_a_tokenizer_that_adds_no_bos_leaves_the_text_unchanged() -> None:
     assert encoder(text="text").encode_row(row(text="<bos><bos>hi")) == [BOS, BOS, *b"hi"]
 
 
-def test_control_tokens_in_raw_text_are_meant() -> None:
+def test_control_strings_in_raw_text_are_control_tokens() -> None:
     assert encoder(text="text").encode_row(row(text="a<|im_end|>b")) == [*b"a", IM_END, *b"b"]
 
 
@@ -141,7 +141,7 @@ def test_raw_text_and_token_ids_need_no_chat_template() -> None:
     assert encoder(byte_tokenizer(None), token_ids="ids").encode_row(row(ids=[97])) == [97]
 
 
-def test_the_templates_clock_stands_still_in_the_job_and_nowhere_else() -> None:
+def test_the_templates_clock_is_fixed_in_the_job_and_nowhere_else() -> None:
     tokenizer = byte_tokenizer(CLOCK)
     chat = encoder(tokenizer)
     first, second = (chat.encode_row(row(prompt="a")) for _ in range(2))
@@ -151,7 +151,7 @@ def test_the_templates_clock_stands_still_in_the_job_and_nowhere_else() -> None:
     assert "12:00:00.123456" not in str(elsewhere)
 
 
-def test_token_ids_are_used_as_they_are() -> None:
+def test_token_ids_are_used_unchanged() -> None:
     ids = [BOS, BOS, 0, IM_END, 263]
     assert encoder(byte_tokenizer(add_bos=True), token_ids="ids").encode_row(row(ids=ids)) == ids
 
@@ -190,14 +190,14 @@ def test_text_whose_tokens_the_model_lacks_is_refused() -> None:
     ],
     ids=["null", "missing", "number", "list"],
 )
-def test_a_prompt_that_is_no_text_names_row_and_column(mode: str, values: dict[str, Any], words: str) -> None:
+def test_a_prompt_that_is_not_text_names_row_and_column(mode: str, values: dict[str, Any], words: str) -> None:
     columns: dict[str, Any] = {mode: "q"}
     text = error_of(encoder(**columns), row(**values))
     assert text.startswith("rows.jsonl line 3: column 'q'")
     assert words in text
 
 
-def test_a_system_value_that_is_no_text_names_its_column() -> None:
+def test_a_system_value_that_is_not_text_names_its_column() -> None:
     assert "column 's': expected text, found the number 1" in error_of(encoder(prompt="p", system="s"), row(p="a", s=1))
 
 

@@ -1,4 +1,4 @@
-"""Grammars over the byte tokenizer: one token a byte, so that every mask can be read."""
+"""Grammars over the byte tokenizer: a token is a byte, so that every mask is readable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GRAMMARS = GrammarCompiler(byte_tokenizer(), VOCAB_SIZE)
 
 
 def constraint(kind: str, text: str, after: str = "", ends: Sequence[int] = (EOS,)) -> GrammarConstraint:
-    """What follows the bytes of `after`, none of which completes the grammar."""
+    """Return a constraint that was fed the bytes of `after`, none of which completes the grammar."""
     made = GRAMMARS.constraint(Structured(kind, text), ends)
     assert not any(made.feed(byte) for byte in after.encode())
     return made
@@ -64,7 +64,7 @@ def test_nothing_follows_a_complete_text() -> None:
     assert not constraint("choice", '["ab", "abc"]', "a").feed(ord("b"))
 
 
-def test_special_tokens_are_never_allowed_but_to_end() -> None:
+def test_special_tokens_are_allowed_only_to_end() -> None:
     anything = r"(?s:.*)"
     assert [token for token in allowed(constraint("regex", anything)) if token > 255] == [EOS]
     assert [token for token in allowed(constraint("regex", anything, ends=[IM_END])) if token > 255] == [IM_END]
@@ -72,19 +72,19 @@ def test_special_tokens_are_never_allowed_but_to_end() -> None:
     assert allowed(constraint("grammar", 'start: "a" (<|im_start|> | "b")', "a")) == [*b"b"]
 
 
-def test_a_token_that_ends_is_allowed_only_where_the_grammar_may_end() -> None:
+def test_an_end_token_is_allowed_only_where_the_grammar_may_end() -> None:
     assert allowed(constraint("regex", "[ab]{2,}", ends=[ord("b"), 9999])) == [*b"a"]
     assert allowed(constraint("regex", "[ab]{2,}", "aa", ends=[ord("b")])) == [*b"ab"]
 
 
-def test_requests_follow_one_grammar_apart() -> None:
+def test_requests_with_one_grammar_are_independent() -> None:
     first, second = (constraint("choice", '["ab", "cd"]') for _ in range(2))
     first.feed(ord("a"))
     assert (allowed(first), allowed(second)) == ([*b"b"], [*b"ac"])
 
 
 @pytest.mark.parametrize("tokenizer", [merging_tokenizer, metaspace_tokenizer])
-def test_a_text_is_followed_in_any_tokens(tokenizer: Any) -> None:
+def test_a_grammar_accepts_its_text_in_any_tokens(tokenizer: Any) -> None:
     made = tokenizer()
     text = '{"answer":"Hello the answer is \u00e9"}'
     schema = {"type": "object", "properties": {"answer": {"type": "string"}}, "additionalProperties": False}
@@ -109,7 +109,7 @@ def test_a_text_is_followed_in_any_tokens(tokenizer: Any) -> None:
         ("regex", "()", "structured.regex: no token of this model can begin it"),
     ],
 )
-def test_what_is_no_grammar_is_refused_in_one_line(kind: str, text: str, problem: str) -> None:
+def test_a_bad_grammar_is_refused_in_one_line(kind: str, text: str, problem: str) -> None:
     with pytest.raises(RowError) as caught:
         GRAMMARS.check(Structured(kind, text))
     assert problem in str(caught.value)
@@ -137,7 +137,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         GrammarCompiler(byte_tokenizer(), VOCAB_SIZE).check(Structured("regex", "a"))
 
 
-def test_what_the_library_gives_up_on_allows_nothing_and_says_why() -> None:
+def test_after_an_error_of_the_library_no_token_is_allowed_and_the_error_is_kept() -> None:
     follows = constraint("regex", "ab")
     assert not follows.feed(ord("z"))
     assert allowed(follows) == []

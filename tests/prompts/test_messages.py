@@ -1,4 +1,4 @@
-"""Message lists as they come out of Parquet and JSONL."""
+"""Message lists as Parquet and JSON lines give them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def test_kind_type_and_value_tell_rows_apart() -> None:
     assert len(set(every)) == len(every)
 
 
-def test_with_an_id_the_position_does_not_matter() -> None:
+def test_with_an_id_the_index_does_not_matter() -> None:
     assert keys("a", "b") == keys("b", "a")[::-1]
 
 
@@ -46,7 +46,7 @@ def test_no_rows_have_no_repeated_ids() -> None:
     assert keys() == []
 
 
-def test_a_row_without_an_id_counts_by_its_position() -> None:
+def test_a_row_without_an_id_is_known_by_its_index() -> None:
     assert keys("a", None, None)[1:] == [row_key(1, None), row_key(2, None)]
     assert RowKeys("id").add(Row(3, "line 3", {})) == row_key(3, None)
 

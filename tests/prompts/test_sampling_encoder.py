@@ -10,14 +10,14 @@ def test_a_word_is_banned_with_and_without_a_space_before_it() -> None:
     assert WordEncoder(byte_tokenizer()).token_sequences("ab") == [tuple(b"ab"), tuple(b" ab")]
 
 
-def test_merges_with_the_space_are_another_way() -> None:
+def test_merges_with_the_space_are_another_sequence() -> None:
     tokenizer = merging_tokenizer()
     expected = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in ("answer", " answer")]
     assert WordEncoder(tokenizer).token_sequences("answer") == expected
     assert expected[0] != expected[1][1:]
 
 
-def test_tokenizer_that_puts_a_space_before_the_first_word_knows_the_word_inside_too() -> None:
+def test_a_word_inside_a_text_is_found_for_a_tokenizer_that_puts_a_space_before_the_first_word() -> None:
     tokenizer = metaspace_tokenizer()
     texts = [
         "".join(tokenizer.convert_ids_to_tokens(list(ids))) for ids in WordEncoder(tokenizer).token_sequences("the")
@@ -26,7 +26,7 @@ def test_tokenizer_that_puts_a_space_before_the_first_word_knows_the_word_inside
     assert "\u2581the" in texts
 
 
-def test_control_tokens_are_meant() -> None:
+def test_control_strings_are_control_tokens() -> None:
     assert WordEncoder(byte_tokenizer(add_bos=True)).single_token("<eos>") == EOS
 
 

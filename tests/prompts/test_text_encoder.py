@@ -1,4 +1,4 @@
-"""Rendered chats by segments give the ids of the whole text; control strings in a row's text are ordinary text.
+"""A rendered chat encoded by segments has the ids of the whole text; control strings in a row's text are ordinary text.
 
 Every fact holds for three kinds of tokenizer: bytes, byte-level BPE with merges, and SentencePiece-like, for which
 segments cannot simply be encoded apart.
@@ -48,12 +48,12 @@ def chat(content: str) -> str:
 
 
 def encode_content(name: str, content: str, render: Callable[[str], str] = chat) -> list[int]:
-    hidden, literals = ENCODERS[name].control_tokens.escape(content)
-    return ENCODERS[name].encode_chat(render(hidden), literals)
+    escaped, literals = ENCODERS[name].control_tokens.escape(content)
+    return ENCODERS[name].encode_chat(render(escaped), literals)
 
 
 def without_specials(name: str, removed: tuple[str, ...]) -> Tokenizer:
-    """The same tokenizer, for which the `removed` specials are ordinary text."""
+    """Return the same tokenizer with the `removed` specials as ordinary text."""
     description = json.loads(TOKENIZERS[name].backend_tokenizer.to_str())
     for token in description["added_tokens"]:
         if token["content"] in removed:  # renamed, since the others must keep their ids
@@ -80,17 +80,17 @@ def test_control_text_has_the_ids_it_has_for_a_tokenizer_without_that_control(na
 @settings(max_examples=60, deadline=None)
 @given(content=plain_texts)
 def test_clean_segments_beside_control_text_have_their_ids_too(name: str, content: str) -> None:
-    """Where one segment holds control text, all go through segments; the others must not change by that."""
+    """If one segment contains control text, every segment is encoded apart; that must not change the others."""
     before = whole(name, chat(content))
-    assert encode_content(name, "<eos>", lambda hidden: chat(content) + "<|im_end|>" + hidden)[: len(before)] == before
+    assert encode_content(name, "<eos>", lambda text: chat(content) + "<|im_end|>" + text)[: len(before)] == before
 
 
 @pytest.mark.parametrize("name", ["byte", "merging"])
 @settings(max_examples=60, deadline=None)
 @given(pieces=st.lists(st.one_of(st.text(max_size=4), st.sampled_from(SPECIALS)), max_size=12))
-def test_any_text_comes_back_and_holds_no_control_token(name: str, pieces: list[str]) -> None:
+def test_any_text_is_restored_and_has_no_control_token(name: str, pieces: list[str]) -> None:
     content = "".join(pieces)
-    ids = encode_content(name, content, lambda hidden: hidden)
+    ids = encode_content(name, content, lambda escaped: escaped)
     assert TOKENIZERS[name].decode(ids, clean_up_tokenization_spaces=False) == content
     assert not set(ids) & set(TOKENIZERS[name].all_special_ids)
 
@@ -134,23 +134,23 @@ def test_control_text_that_cannot_be_encoded_literally_is_refused() -> None:
     backend.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
     backend.add_special_tokens([AddedToken(text, special=True) for text in ("<eos>", "<bos>", "<pad>")])
     encoder = TextEncoder(wrap_tokenizer(backend, None))
-    hidden, literals = encoder.control_tokens.escape("a<eos>")
+    escaped, literals = encoder.control_tokens.escape("a<eos>")
     with pytest.raises(RowError, match="'<eos>'"):
-        encoder.encode_chat(hidden, literals)
+        encoder.encode_chat(escaped, literals)
 
 
-def test_a_tokenizer_that_cannot_be_cut_encodes_clean_text_whole_and_refuses_control_text() -> None:
-    """`<word>` is a control token only where it stands alone, so that cutting at every `<word>` would be wrong."""
+def test_a_tokenizer_that_cannot_be_split_encodes_clean_text_whole_and_refuses_control_text() -> None:
+    """`<word>` is a control token only where it stands alone, so that splitting at every `<word>` would be wrong."""
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens([AddedToken("<word>", single_word=True)], special_tokens=True)
     encoder = TextEncoder(tokenizer)
     assert encoder.encode_chat("a<word>b", {}) == [*b"a<word>b"]
-    hidden, literals = encoder.control_tokens.escape("a<eos>")
+    escaped, literals = encoder.control_tokens.escape("a<eos>")
     with pytest.raises(RowError, match="'<eos>', which this tokenizer cannot encode"):
-        encoder.encode_chat(hidden, literals)
+        encoder.encode_chat(escaped, literals)
 
 
-def test_truncation_and_padding_of_the_tokenizer_file_do_not_count() -> None:
+def test_truncation_and_padding_of_the_tokenizer_file_are_ignored() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.backend_tokenizer.enable_truncation(4)
     tokenizer.backend_tokenizer.enable_padding(length=20)

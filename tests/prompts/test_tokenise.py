@@ -1,4 +1,4 @@
-"""Pass 1: which rows get a prompt, what is known of each, and what becomes of the others. One token is one byte."""
+"""Pass 1: which rows get a prompt, what is stored of each, and which errors the others get. One token is one byte."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_token_ids_of_any_integer_list(pass_one: PassOne, list_type: Any, item: 
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
-def test_bad_token_ids_fail_alone_and_in_the_same_words_from_either_format(pass_one: PassOne, bad: Any) -> None:
+def test_bad_token_ids_fail_alone_and_with_the_same_error_in_either_format(pass_one: PassOne, bad: Any) -> None:
     prompts = [GOOD[0], bad, GOOD[2]]
     rows = pass_one(table_of(prompts), token_ids="ids")
     assert prompts_of(rows) == [GOOD[0], GOOD[2]]
@@ -145,13 +145,13 @@ def test_plain_token_ids_are_never_made_rows(pass_one: PassOne, monkeypatch: pyt
     assert prompts_of(pass_one(table_of(GOOD * 100), token_ids="ids")) == GOOD * 100
 
 
-def test_draw_key_of_a_row_without_an_id_follows_from_its_index(pass_one: PassOne) -> None:
+def test_rng_key_of_a_row_without_an_id_follows_from_its_index(pass_one: PassOne) -> None:
     rows = pass_one([{"q": 1}, {"q": "a"}], text="q")
     assert rows.rng_key(0) == rng_key(SEED, row_key(1, None))
 
 
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])
-def test_draw_keys_follow_from_ids_and_count_bad_rows_with_the_same_id(pass_one: PassOne, format: str) -> None:
+def test_rng_keys_follow_from_ids_and_count_bad_rows_with_the_same_id(pass_one: PassOne, format: str) -> None:
     values = [{"id": "k", "ids": [1]}, {"id": "k", "ids": [-1]}, {"id": "k", "ids": [2]}, {"id": None, "ids": [3]}]
     rows = pass_one(pa.Table.from_pylist(values) if format == "parquet" else values, token_ids="ids", id="id")
     keys = [row_key(0, "k"), repeated_key(row_key(0, "k"), 2), row_key(3, None)]
@@ -190,7 +190,7 @@ def test_user_template_that_refuses_every_row_refuses_the_job(pass_one: PassOne)
 @pytest.mark.parametrize(
     "other", [{"q": "b"}, {"q": 3}, {"q": "c" * MAX_MODEL_LEN}], ids=["good", "wrong value", "too long"]
 )
-def test_one_row_that_the_template_takes_or_never_saw_saves_the_job(pass_one: PassOne, other: dict[str, Any]) -> None:
+def test_one_row_that_the_template_does_not_refuse_keeps_the_job(pass_one: PassOne, other: dict[str, Any]) -> None:
     pass_one([REFUSED, other], byte_tokenizer(NO_SYSTEM), prompt="q", system="s")
     assert "no system role here" in pass_one.bad.found[0][0]
 

@@ -26,6 +26,6 @@ def test_a_null_is_not_printed() -> None:
 
 
 @pytest.mark.parametrize("source", ["{{ range(3) }}{{ a }}", "{{ a.__class__.__mro__ }}", "{{ namespace(x=a) }}"])
-def test_nothing_but_the_columns_is_in_reach(source: str) -> None:
+def test_a_template_reaches_only_the_columns(source: str) -> None:
     with pytest.raises(RowError):
         UserTemplate(source).render({"a": "x"})

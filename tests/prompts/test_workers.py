@@ -1,4 +1,4 @@
-"""Worker processes: when they start, that they change nothing but the time, and how they end."""
+"""Worker processes: when they start, that prompts do not depend on them, and how they end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BATCHES = [[Row(2 * n, f"x line {2 * n + 1}"), Row(2 * n + 1, f"x line {2 * n + 
 
 
 class PidEncoder:
-    """Every row's prompt is its index and the process it was encoded in."""
+    """Encodes a row as its index and the process that encoded it."""
 
     def encode(self, rows: Sequence[Row]) -> Prompts:
         ids = [token for row in rows for token in (row.index, os.getpid())]
@@ -36,7 +36,7 @@ class PidEncoder:
 
 
 class DyingEncoder(PidEncoder):
-    """Dies at row 20, while the other worker is still to send more than a pipe holds."""
+    """Dies at row 20, while the other worker has yet to send more than a pipe holds."""
 
     def encode(self, rows: Sequence[Row]) -> Prompts:
         if rows[0].index == 20:
@@ -49,12 +49,12 @@ class DyingEncoder(PidEncoder):
 
 
 def encode(encoder: Any, **settings: int) -> list[list[int]]:
-    """(row, process) of every row."""
+    """Return (row, process) of every row."""
     found = encode_in_order(BATCHES, encoder, **settings)
     return [pair for _, prompts in found for pair in prompts.token_ids.reshape(-1, 2).tolist()]
 
 
-def test_workers_start_when_enough_was_done_here_and_keep_the_order() -> None:
+def test_workers_start_after_enough_tokens_and_keep_the_order() -> None:
     found = encode(PidEncoder(), num_workers=2, tokens_before_workers=8)
     assert [row for row, _ in found] == [*range(24)]
     here = [row for row, process in found if process == os.getpid()]
@@ -79,11 +79,11 @@ def test_batches_are_read_a_few_ahead() -> None:
     found = encode_in_order(batches(), encoder, num_workers=2, tokens_before_workers=0)
     for num_done in range(1, 4):
         next(found)
-        assert num_read <= num_done + 4  # two a worker
+        assert num_read <= num_done + 4  # two per worker
     found.close()
 
 
-def test_worker_that_dies_is_an_error_with_the_row() -> None:
+def test_the_error_for_a_dead_worker_names_the_row() -> None:
     with pytest.raises(
         BatchgenError, match=r"a worker process that tokenises the input died at x line \d+ or soon after"
     ):
