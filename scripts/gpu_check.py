@@ -1,14 +1,14 @@
-"""Check and time batchgen on a GPU node: one command, 6 minutes at most. It has not run on a GPU yet.
+"""Check and time batchgen on a GPU machine with one command, in 6 minutes at most. It has not run on a GPU yet.
 
     python scripts/gpu_check.py                all steps
-    python scripts/gpu_check.py --minutes 3    fewer: steps that would pass the budget are skipped and named
+    python scripts/gpu_check.py --minutes 3    only the steps that fit this budget; the others are named as skipped
     python scripts/gpu_check.py --dry-run      every step with tiny shapes on a CPU, in Triton's interpreter
 
-Runs from a checkout without install; needs torch, triton, transformers and numpy. A step that fails is printed with its
-reason, the others go on, and the exit code is 1. A table for people; the last line is JSON.
+Runs from a checkout without an install, also as `python -m scripts.gpu_check`; needs torch, triton, transformers and
+numpy. A step that fails is printed with its reason, the others go on, and the exit code is 1. The last line is JSON.
 
-Knows the order of the steps, their time and how they are shown. `gpu_steps.py` knows what they do; it is imported
-late, because triton reads TRITON_INTERPRET when it is imported.
+Knows the order of the steps, their time and how they are printed. The modules of scripts/gpu know what they do; they
+are imported late, because triton reads TRITON_INTERPRET when it is imported.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ PACKAGES = ("torch", "triton", "transformers", "numpy")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One check or measurement: work to do with the seconds it may take."""
+    """One check or measurement, and the seconds that it may take."""
 
     name: str
-    seconds: float  # what it is expected to take at most on a data-centre GPU; workloads stop there
-    work: Callable[[float], dict[str, Any]]  # given the seconds it has
+    seconds: float  # at most, on a data-centre GPU; workloads stop there
+    work: Callable[[float], dict[str, Any]]  # seconds -> figures by name
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a step went: exactly one of figures, error and skipped."""
+    """The outcome of a step: exactly one of figures, error and skipped."""
 
     name: str
     seconds: float = 0.0
@@ -54,7 +54,7 @@ class Result:
 
 
 def main() -> None:
-    """Run what fits the budget, and end with 1 if anything failed."""
+    """Run the steps that fit the budget; exit with 1 if one failed."""
     options = parse()
     prepare_process(options.dry_run)
     steps, device = load_steps(options.dry_run)
@@ -73,7 +73,7 @@ def parse() -> argparse.Namespace:
 
 
 def prepare_process(is_dry: bool) -> None:
-    """The checkout on the path, and the interpreter on or off before triton is imported."""
+    """Put the checkout on the import path, and turn the interpreter on or off before triton is imported."""
     sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
     os.environ.pop("TRITON_INTERPRET", None)
     if is_dry:
@@ -81,38 +81,42 @@ def prepare_process(is_dry: bool) -> None:
 
 
 def load_steps(is_dry: bool) -> tuple[list[Step], str]:
-    """The steps and the device's name; ends the process where there is no GPU and none is pretended."""
+    """Return the steps and the device's name. Raises SystemExit without a GPU, unless the run is dry."""
     import torch
 
     if not is_dry and not torch.cuda.is_available():
         sys.exit("gpu_check: torch finds no usable GPU here; --dry-run walks through the steps on a CPU")
-    from scripts.gpu_steps import Bench
+    from scripts.gpu import kernel_checks, kernel_times, memory, parity, throughput
+    from scripts.gpu.machine import Machine, measure_limits
 
-    bench = Bench.dry() if is_dry else Bench.real()
-    device = platform.processor() or platform.machine() if is_dry else torch.cuda.get_device_name()
+    machine = Machine.dry() if is_dry else Machine.real()
+
+    def step(name: str, seconds: float, work: Callable[..., dict[str, Any]], **options: Any) -> Step:
+        return Step(name, seconds, partial(work, machine, **options))
+
     return [
-        Step("limits", 10, bench.limits),
-        Step("draws equal the host's", 5, bench.draws),
+        step("limits", 10, measure_limits),
+        step("draws equal the host's", 5, kernel_checks.check_draws),
         *(
-            Step(f"{str(dtype).removeprefix('torch.')} kernels equal float32", 20, partial(bench.correctness, dtype))
-            for dtype in bench.scale.dtypes
+            step(f"{name} kernels equal float32", 20, kernel_checks.check_kernels, dtype=getattr(torch, name))
+            for name in machine.scale.dtypes
         ),
-        Step("engine equals generate", 20, bench.parity),
-        Step("graphs and lag equal the plain loop", 20, bench.loop),
-        Step("decode attention", 15, bench.decode),
-        Step("decode attention in a CUDA graph", 15, bench.decode_graph),
-        Step("prefill attention", 10, bench.prefill),
-        Step("memory of the largest steps", 5, bench.memory),
-        Step("W1", 70, bench.w1),
-        Step("W1 idle share", 15, bench.idle),
-        Step("W3 shared path on", 35, bench.w3_shared),
-        Step("W3 shared path off", 35, bench.w3_plain),
-        Step("W1 transformers", 45, bench.peer),
-    ], device
+        step("engine equals generate", 20, parity.check_parity),
+        step("graphs and lag equal the plain loop", 20, parity.check_loop),
+        step("decode attention", 15, kernel_times.time_decode),
+        step("decode attention in a CUDA graph", 15, kernel_times.time_decode_graph),
+        step("prefill attention", 10, kernel_times.time_prefill),
+        step("memory of the largest steps", 5, memory.measure_memory),
+        step("W1", 70, throughput.time_w1),
+        step("W1 idle share", 15, throughput.time_idle),
+        step("W3 shared path on", 35, throughput.time_w3_shared),
+        step("W3 shared path off", 35, throughput.time_w3_plain),
+        step("W1 transformers", 45, throughput.time_transformers),
+    ], platform.processor() or platform.machine() if is_dry else torch.cuda.get_device_name()
 
 
 def run_steps(steps: list[Step], budget: float) -> list[Result]:
-    """All that fit into `budget` seconds, in order; each is printed when it ends."""
+    """Run the steps that fit into `budget` seconds, in order; print each when it ends."""
     begin = time.perf_counter()
     results = []
     for step in steps:
@@ -127,17 +131,18 @@ def run_steps(steps: list[Step], budget: float) -> list[Result]:
 
 
 def run_step(step: Step) -> Result:
-    """Whatever goes wrong in it is its result."""
+    """Run a step; an exception becomes its result."""
     begin = time.perf_counter()
     try:
         figures, error = step.work(step.seconds), None
     except Exception as cause:  # the next step may still work
         figures, error = {}, f"{type(cause).__name__}: {' '.join(str(cause).split())[:500]}"
-    gc.collect()  # models and pools of this step
+    gc.collect()  # frees models and KV pools of this step
     return Result(step.name, time.perf_counter() - begin, figures, error)
 
 
 def print_result(result: Result) -> None:
+    """Print a line for the step and one for each figure."""
     state = "FAILED" if result.error else "skipped" if result.skipped else "ok"
     print(f"{result.name:34} {state:8} {result.seconds:6.1f} s  {result.error or result.skipped or ''}", flush=True)
     for name, value in result.figures.items():
@@ -145,6 +150,7 @@ def print_result(result: Result) -> None:
 
 
 def print_summary(results: list[Result]) -> None:
+    """Print which steps failed and which were skipped."""
     for word, names in (
         ("failed", [result.name for result in results if result.error]),
         ("skipped", [result.name for result in results if result.skipped]),
@@ -153,7 +159,7 @@ def print_summary(results: list[Result]) -> None:
 
 
 def document(results: list[Result], device: str, is_dry: bool) -> dict[str, Any]:
-    """Everything, for the last line."""
+    """Return everything that the last line has."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": device,
@@ -164,7 +170,7 @@ def document(results: list[Result], device: str, is_dry: bool) -> dict[str, Any]
 
 
 def finite(value: Any) -> Any:
-    """JSON has no NaN: a share of a limit that could not be measured becomes null."""
+    """Replace NaN, which JSON does not have, by None: a share of a limit that could not be measured."""
     if isinstance(value, dict):
         return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -173,6 +179,7 @@ def finite(value: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
+    """Return the versions of the packages that results depend on."""
     return {name: metadata.version(name) for name in PACKAGES}
 
 

@@ -1,70 +1,61 @@
-"""What the visiting order is worth: prefix hits of a whole job in prefix order and in input order, same KV pool.
+"""What the visiting order is worth: prefix hits of a whole job in prefix order and in input order, with one KV pool.
 
-    python -m scripts.bench_hits JOB.yaml [--set KEY=VALUE ...]
+    python -m scripts.bench.hits JOB.yaml [--set KEY=VALUE ...]
 
-The real rows, tokenizer, plan, scheduler, block pool and prefix cache; a stand-in for the model that answers every row
-with `sampling.max_tokens` tokens at once, so that thousands of rows take seconds. The pool has 1.5 times the blocks of
-the largest running set (`max_num_seqs` rows at their full length, shared blocks once). Last line: JSON.
+Rows, tokenizer, plan, scheduler, block pool and prefix cache are the real ones. A stand-in for the model gives every
+row `sampling.max_tokens` tokens without computing any, so that thousands of rows take seconds. The pool has 1.5 times
+the blocks of the largest running set (`max_num_seqs` rows at full length, shared blocks counted once). Last line: JSON.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
-from batchgen.engine.build import EngineSettings, make_scheduler
-from batchgen.engine.engine import CompletedStep, Engine
-from batchgen.engine.request import Request, SampledToken
-from batchgen.engine.step import SchedulerOutput
-from batchgen.io.input.readers import open_input
-from batchgen.job.run_config import RunConfig, make_encoder, make_sampling, resolve_job
-from batchgen.log import progress_bar
+from batchgen.engine.build import EngineSettings
+from batchgen.engine.request import Request
+from batchgen.job.target import Target, inspect_target
 from batchgen.plan.plan import Plan, make_plan
-from batchgen.plan.token_store import TokenStore
-from batchgen.prompts.tokenise import TokenisedRows, tokenise
+from batchgen.prompts.tokenise import TokenisedRows
 from batchgen.spec.load import load_job
 from batchgen.stats.counters import RunStats
+from scripts.bench.job_rows import tokenise_job
+from scripts.bench.stand_in import StandIn, make_engine
 
 
-class NoBadRows:
-    """A benchmark of good rows only."""
-
-    def fail(self, row_index: int, error: str, prompt_tokens: int | None = None) -> None:
-        raise click.ClickException(f"row {row_index + 1}: {error}")
-
-
-class StandIn:
-    """Answers every sampled chunk with token 0."""
-
-    lag = 0
-
-    def start(self, step: SchedulerOutput) -> CompletedStep:
-        return CompletedStep([SampledToken(0)] * len(step.sampled_requests))
+def plan_rows(rows: TokenisedRows, target: Target, block_size: int, *, by_prefix: bool) -> Plan:
+    """Plan a job in prefix order or in input order."""
+    return make_plan(
+        rows.store,
+        range(len(rows)),
+        rows.max_tokens,
+        block_size=block_size,
+        max_num_seqs=target.max_num_seqs,
+        by_prefix=by_prefix,
+    )
 
 
-def drive(rows: TokenisedRows, plan: Plan, config: RunConfig, block_size: int, num_blocks: int) -> RunStats:
-    """Run every row through the real scheduler."""
-    by_prefix = plan.shared_with_next is not None
+def drive(rows: TokenisedRows, plan: Plan, target: Target, block_size: int, num_blocks: int) -> RunStats:
+    """Run every row through the real scheduler, in the order of the plan."""
     settings = EngineSettings(
         num_blocks=num_blocks,
         block_size=block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_batched_tokens=config.max_batched_tokens,
-        expected_tokens=config.sampling.max_tokens,
+        max_num_seqs=target.max_num_seqs,
+        max_batched_tokens=target.max_batched_tokens,
+        expected_tokens=target.params.max_tokens,
         prefix_cache=True,
-        max_model_len=config.max_model_len,
-        by_prefix=by_prefix,
+        max_model_len=target.max_model_len,
+        by_prefix=plan.shared_with_next is not None,
     )
-    engine = Engine(make_scheduler(settings), StandIn(), RunStats(block_size, config.max_model_len))
     requests = (
         Request(
             row_index=position,
             prompt_token_ids=rows.store[position],
-            params=config.sampling,
+            params=target.params,
             rng_key=0,
             max_tokens=int(rows.max_tokens[position]),
             shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[visit_index]),
@@ -72,20 +63,23 @@ def drive(rows: TokenisedRows, plan: Plan, config: RunConfig, block_size: int, n
         )
         for visit_index, position in enumerate(plan.order.tolist())
     )
+    engine = make_engine(settings, StandIn())
     for _ in engine.run(requests):
         pass
     return engine.stats
 
 
-def plan_rows(config: RunConfig, rows: TokenisedRows, *, by_prefix: bool) -> Plan:
-    return make_plan(
-        rows.store,
-        range(len(rows)),
-        rows.max_tokens,
-        block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs,
-        by_prefix=by_prefix,
-    )
+def figures(plan: Plan, stats: RunStats) -> dict[str, Any]:
+    """Return what one order reached."""
+    return {
+        "hit_tokens": stats.prompt.hit,
+        "copied_tokens": stats.prompt.copied,
+        "computed_prompt_tokens": stats.prompt.total - stats.prompt.found,
+        "hit_rate": stats.hit_rate,
+        "hit_efficiency": stats.prompt.hit / plan.hit_ceiling if plan.hit_ceiling else 1.0,
+        "misses": stats.prompt.misses,
+        "preemptions": stats.num_preemptions,
+    }
 
 
 @click.command(help=__doc__)
@@ -93,42 +87,27 @@ def plan_rows(config: RunConfig, rows: TokenisedRows, *, by_prefix: bool) -> Pla
 @click.option("--set", "overrides", multiple=True, help="Override one key of the job file.")
 def main(job_file: Path, overrides: tuple[str, ...]) -> None:
     job = load_job(job_file, overrides)
-    config = resolve_job(job)
-    source = open_input(config.input)
-    encoder, sampling = make_encoder(config, datetime.now()), make_sampling(config, seed=0)
-    block_size = config.block_size
+    target, block_size = inspect_target(job), job.spec.engine.block_size
     with tempfile.TemporaryDirectory() as folder:
-        store = TokenStore(Path(folder) / "tokens.bin")
-        rows = tokenise(source, encoder, sampling, NoBadRows(), store, bar=progress_bar("tokenise", quiet=True))
-        depth_first = plan_rows(config, rows, by_prefix=True)
-        largest = drive(rows, depth_first, config, block_size, depth_first.num_blocks_needed).peak_used_blocks
+        rows = tokenise_job(job, target, Path(folder, "tokens.bin"))
+        plans = {
+            order: plan_rows(rows, target, block_size, by_prefix=order == "prefix") for order in ("prefix", "input")
+        }
+        depth_first = plans["prefix"]
+        largest = drive(rows, depth_first, target, block_size, depth_first.num_blocks_needed).peak_used_blocks
         num_blocks = largest * 3 // 2
         results = {}
-        for order in ("prefix", "input"):
-            plan = plan_rows(config, rows, by_prefix=order == "prefix")
-            stats = drive(rows, plan, config, block_size, num_blocks)
-            results[order] = {
-                "hit_tokens": stats.prompt.hit,
-                "copied_tokens": stats.prompt.copied,
-                "computed_prompt_tokens": stats.prompt.total - stats.prompt.found,
-                "hit_rate": stats.hit_rate,
-                "hit_efficiency": stats.prompt.hit / plan.hit_ceiling if plan.hit_ceiling else 1.0,
-                "misses": stats.prompt.misses,
-                "preemptions": stats.num_preemptions,
-            }
+        for order, plan in plans.items():
+            results[order] = figures(plan, drive(rows, plan, target, block_size, num_blocks))
             click.echo(f"order: {order:<6}  {results[order]}")
-    click.echo(
-        json.dumps(
-            {
-                "rows": len(rows),
-                "prompt_tokens": depth_first.num_prompt_tokens,
-                "hit_ceiling": depth_first.hit_ceiling,
-                "num_blocks": num_blocks,
-                "largest_running_set": largest,
-                **results,
-            }
-        )
-    )
+    document = {
+        "rows": len(rows),
+        "prompt_tokens": depth_first.num_prompt_tokens,
+        "hit_ceiling": depth_first.hit_ceiling,
+        "num_blocks": num_blocks,
+        "largest_running_set": largest,
+    }
+    click.echo(json.dumps({**document, **results}))
 
 
 if __name__ == "__main__":

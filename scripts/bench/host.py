@@ -1,11 +1,11 @@
-"""What a step costs on the host: everything of the engine but the model, for steps that decode N rows.
+"""What a step costs on the host: the time of the engine without the model, for steps that decode N rows.
 
-    python -m scripts.bench_host                    128 and 512 rows
-    python -m scripts.bench_host 256 --profile      and where the time goes, by function
+    python -m scripts.bench.host                    128 and 512 rows
+    python -m scripts.bench.host 256 --profile      also where the time goes, by function
 
-The real scheduler, block pool, prefix cache, counters, batch and task lists of the CPU's attention; a stand-in for the
-model that answers every row with the same token. Groups of sixteen rows share 32 blocks. CPU time of one thread, the
-median of the steps. Last line: JSON.
+Scheduler, block pool, prefix cache, counters, batch and the CPU attention's task lists are the real ones; a stand-in
+for the model gives every row the same token. Groups of sixteen rows share 32 blocks. The figures are CPU time of one
+thread, the median of the steps. Last line: JSON.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import numpy as np
 import torch
 
 from batchgen.engine.batch import BlockTables, make_batch
-from batchgen.engine.build import EngineSettings, make_scheduler
-from batchgen.engine.engine import CompletedStep, Engine
-from batchgen.engine.request import Request, SampledToken
+from batchgen.engine.build import EngineSettings
+from batchgen.engine.engine import CompletedStep
+from batchgen.engine.request import Request
 from batchgen.engine.step import SchedulerOutput
 from batchgen.sampling_params import SamplingParams
-from batchgen.stats.counters import RunStats
 from batchgen_kernels import CpuBackend
+from scripts.bench.stand_in import StandIn, make_engine
 
 _BLOCK_SIZE = 16
 _GROUP_ROWS = 16
@@ -39,10 +39,8 @@ _HEADS_PER_KV_HEAD = 3
 _CPU = torch.device("cpu")
 
 
-class StandIn:
-    """Makes all that a model is given in a step, and answers token 7. Knows how long that took."""
-
-    lag = 0
+class InputTimer(StandIn):
+    """A stand-in that first makes the inputs of a real model, and times that."""
 
     def __init__(self) -> None:
         self._backend = CpuBackend()
@@ -56,11 +54,11 @@ class StandIn:
         self._backend.prepare(batch.attention).of(_HEADS_PER_KV_HEAD)
         self.seconds = time.thread_time() - begin
         self.is_decode = not any(chunk.is_prefill for chunk in step.chunks)
-        return CompletedStep([SampledToken(7)] * len(step.sampled_requests))
+        return super().start(step)
 
 
 def make_requests(num_rows: int) -> list[Request]:
-    """As a plan would order them."""
+    """Return requests in the order that a plan would give them."""
     shared = [np.full(_SHARED_TOKENS, group, np.int32) for group in range(-(-num_rows // _GROUP_ROWS))]
     params = SamplingParams(temperature=0.8)
     return [
@@ -77,7 +75,7 @@ def make_requests(num_rows: int) -> list[Request]:
 
 
 def time_steps(num_rows: int) -> dict[str, float]:
-    """Milliseconds of a step that decodes so many rows: in all, and of it what makes the model's inputs."""
+    """Return the milliseconds of a step that decodes so many rows: all of it, the model's inputs, and the rest."""
     settings = EngineSettings(
         num_blocks=num_rows * 64,
         block_size=_BLOCK_SIZE,
@@ -88,8 +86,8 @@ def time_steps(num_rows: int) -> dict[str, float]:
         max_model_len=2048,
         by_prefix=True,
     )
-    runner = StandIn()
-    engine = Engine(make_scheduler(settings), runner, RunStats(_BLOCK_SIZE, settings.max_model_len))
+    runner = InputTimer()
+    engine = make_engine(settings, runner)
     for request in make_requests(num_rows):
         engine.scheduler.add(request)
     steps: list[tuple[float, float]] = []
@@ -104,7 +102,7 @@ def time_steps(num_rows: int) -> dict[str, float]:
 
 @click.command(help=__doc__)
 @click.argument("num_rows", type=int, nargs=-1)
-@click.option("--profile", is_flag=True, help="Which functions the time goes to.")
+@click.option("--profile", is_flag=True, help="Also print the functions that take most of the time.")
 def main(num_rows: Sequence[int], profile: bool) -> None:
     result = {}
     print("  rows  ms a step   inputs: batch, tasks, sampling   rest: schedule, update, counters")

@@ -1,10 +1,10 @@
-"""How much memory a long job takes: a whole run over many rows, on a model so small that rows are all that counts.
+"""How much memory a long job takes: a whole run over many rows, with a model so small that only the rows count.
 
-    python -m scripts.bench_memory [--rows 200000]
+    python -m scripts.bench.memory [--rows 200000]
 
-Everything is real but the size of the model: input file, tokens, plan, engine, journal, merge, report. A short job runs
-first, so that what is loaded and compiled once is there before the measurement. RssAnon is the process's anonymous
-memory; mapped files (the token store, libraries) are apart.
+Input file, token store, plan, engine, journal, merge and report are the real ones. A short job runs first, so that what
+is loaded or compiled once is not measured. RssAnon is the anonymous memory of the process; mapped files (the token
+store, libraries) are not in it. Last line: JSON.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import click
 from batchgen.job.run import run_job
 from batchgen.spec.load import load_job
 from batchgen.stats.report import RunReport
-from scripts.bench_plan import PeakMemory, rss_anon
+from scripts.bench.process_memory import PeakMemory, rss_anon
 from tests.tiny_models import byte_tokenizer, save_model, table_model, upper_table
 
 _WARM_UP_ROWS = 2_000
 
 
 def run(folder: Path, model: Path, num_rows: int) -> RunReport:
-    """A job of so many rows in a folder of its own."""
+    """Run a job of so many rows in a new folder."""
     folder.mkdir()
     with (folder / "in.jsonl").open("w", encoding="utf-8") as lines:
         for row in range(num_rows):
@@ -46,7 +46,7 @@ def run(folder: Path, model: Path, num_rows: int) -> RunReport:
 @click.command()
 @click.option("--rows", default=200_000, show_default=True)
 def main(rows: int) -> None:
-    """Print start, peak and growth."""
+    """Print the anonymous memory before the job, its peak and the growth."""
     with tempfile.TemporaryDirectory() as folder:
         model = save_model(Path(folder, "model"), table_model(upper_table()), byte_tokenizer())
         run(Path(folder, "warm-up"), model, _WARM_UP_ROWS)

@@ -1,8 +1,8 @@
-"""Time and memory of the plan alone, on made-up prompts: python -m scripts.bench_plan 100000 1000000 10000000
+"""Time and memory of the plan alone, on made-up prompts: python -m scripts.bench.plan 100000 1000000 10000000
 
-Each number of rows gets its own process. The token store is filled from the batches of make_prompts.py, without a
-file of prompts; then the job is planned and its groups are found. Every row may go on to a context limit of 4,096
-tokens, so that all rows differ in their longest output. Memory is RssAnon, sampled: mapped files are not in it.
+Each number of rows gets its own process. The token store is filled from the batches of `scripts.make_prompts`, without
+a file of prompts; then the job is planned and its groups are found. Every row may use a context of 4,096 tokens, so
+that rows of different lengths have different `max_tokens`. Memory is RssAnon, sampled: mapped files are not in it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import argparse
 import json
 import multiprocessing
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from batchgen.plan.first_difference import first_difference
 from batchgen.plan.groups import prefix_groups, summarise_groups
 from batchgen.plan.plan import make_plan
 from batchgen.plan.token_store import TokenStore
+from scripts.bench.process_memory import PeakMemory
 from scripts.make_prompts import PromptShape, make_batches
 
 BLOCK_SIZE = 16
@@ -32,7 +32,7 @@ CONTEXT_LIMIT = 4096
 
 @dataclass(slots=True)
 class Figures:
-    """What one number of rows took: seconds, CPU seconds and the peak of RssAnon in bytes, by part."""
+    """Seconds, CPU seconds and the peak of RssAnon in bytes for one number of rows, by part of the work."""
 
     rows: int
     order: str
@@ -45,7 +45,7 @@ class Figures:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Time and peak memory of what is done inside."""
+        """Measure the time and the peak memory of what runs inside."""
         with PeakMemory() as memory:
             begin, cpu_begin = time.perf_counter(), time.process_time()
             yield
@@ -54,35 +54,8 @@ class Figures:
         self.rss_anon[name] = memory.peak
 
 
-class PeakMemory(threading.Thread):
-    """The largest RssAnon of this process while it is entered, looked at every few milliseconds."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.peak = 0
-        self._done = threading.Event()
-
-    def run(self) -> None:
-        while not self._done.wait(0.005):
-            self.peak = max(self.peak, rss_anon())
-
-    def __enter__(self) -> PeakMemory:
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._done.set()
-        self.join()
-        self.peak = max(self.peak, rss_anon())
-
-
-def rss_anon() -> int:
-    """Bytes of anonymous memory of this process."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
-
-
 def measure(rows: int, order: str, folder: str) -> Figures:
+    """Plan so many made-up rows, with the token store below `folder`."""
     figures = Figures(rows, order)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         with figures.part("store"):
@@ -107,6 +80,7 @@ def measure(rows: int, order: str, folder: str) -> Figures:
 
 
 def fill(store: TokenStore, rows: int) -> TokenStore:
+    """Write so many made-up prompts to a store and seal it."""
     for batch in make_batches(PromptShape(rows)):
         store.extend(batch.token_ids, batch.lengths)
     store.seal()
@@ -114,6 +88,7 @@ def fill(store: TokenStore, rows: int) -> TokenStore:
 
 
 def show(figures: Figures) -> None:
+    """Print a row of the table."""
     cpu, memory = figures.cpu_seconds["plan"], max(figures.rss_anon.values())
     cells = [f"{figures.rows:,}", f"{figures.tokens:,}", f"{figures.seconds['store']:.1f}"]
     cells += [f"{figures.seconds['plan']:.2f}", f"{cpu:.2f}", f"{cpu / figures.tokens * 1e9:.1f}"]
@@ -130,7 +105,7 @@ def main() -> None:
     print("| rows | tokens | store s | plan s | plan CPU s | CPU ns a token | groups s | peak RssAnon MB |")
     print("|--:" * 8 + "|")
     results = []
-    # A process each: memory that was freed is not always given back.
+    # One process for each: the allocator may keep memory that was freed.
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         for rows in options.rows:
             results.append(pool.apply(measure, (rows, options.order, options.folder)))

@@ -1,9 +1,9 @@
-"""Where the time goes from process start to the first token: python scripts/bench_start.py jobs/quickstart.yaml
+"""Where the time goes from process start to the first token: python -m scripts.bench.start jobs/quickstart.yaml
 
-The command line itself is run, a few times, each stopped at its first token; the parts are told by the events of its
-log. `--fresh` has the kernels compiled in every run, as after installing. Nothing is written where the job would
-write. The fastest run is shown; the last line is JSON. On a busy machine set OMP_NUM_THREADS=1 and look at the
-processor time.
+`batchgen run` is started a few times and interrupted at its first token; its log events mark the end of each part.
+`--fresh` compiles the kernels in every run, as after installing. The output goes to a temporary folder, not to that of
+the job. The fastest run is shown; the last line is JSON. On a busy machine set OMP_NUM_THREADS=1 and read the processor
+time.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-# What ends each part.
+# event that ends a part -> the part
 PARTS = {
     "job_started": "Python, imports, the job file",
-    "model_inspected": "model, tokenizer and settings looked at",
+    "model_inspected": "model, tokenizer and settings inspected",
     "input_read": "rows read and tokenised",
     "plan": "rows planned",
     "weights_loaded": "weights loaded",
@@ -32,7 +32,7 @@ PARTS = {
 
 
 def measure(job_file: Path, *, fresh: bool) -> dict[str, float]:
-    """Event -> seconds since the one before, of one run. SystemExit with its log if it ends without a token."""
+    """Return seconds since the event before, by event, of one run. Raises SystemExit if it ends without a token."""
     with tempfile.TemporaryDirectory() as folder:
         override = f"output.path={folder}/out"
         command = [sys.executable, "-m", "batchgen", "run", str(job_file), "--log-format", "json", "--set", override]
@@ -51,7 +51,7 @@ def measure(job_file: Path, *, fresh: bool) -> dict[str, float]:
 
 
 def seconds_by_event(begin: float, lines: list[str]) -> dict[str, float]:
-    """Seconds from each event of PARTS in a JSON log to the next, the first from `begin` (since the epoch) on."""
+    """Return, for the events of PARTS in a JSON log, the seconds since the one before, or since `begin` (epoch)."""
     seconds = {}
     for record in map(json.loads, lines):
         if record["event"] in PARTS:
@@ -61,7 +61,7 @@ def seconds_by_event(begin: float, lines: list[str]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print a line a part of the fastest run, and JSON."""
+    """Print a line for each part of the fastest run, and JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("job_file", type=Path)
     parser.add_argument("--repeat", type=int, default=3, metavar="RUNS")

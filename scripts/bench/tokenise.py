@@ -1,9 +1,9 @@
-"""Pass 1 against one batched call of the tokenizer: python scripts/bench_tokenise.py bbh.parquet MODEL --rows 100000
+"""Pass 1 against one batched call of the tokenizer: python -m scripts.bench.tokenise bbh.parquet MODEL --rows 100000
 
-The input (columns system, prompt) is made larger: every row keeps its system message and takes the first half of one
-question and the second half of another that goes with the same system message. The batched call is given rendered
-text and uses the tokenizer's own threads; pass 1 reads, renders, encodes and stores the rows. Each has a process of
-its own. The last line is JSON.
+The input (columns system, prompt) is made larger: every new row has a system message of the input and the halves of two
+questions that go with this message. The batched call gets rendered text and uses the tokenizer's own threads; pass 1
+reads, renders, encodes and stores the rows. Each runs in a process of its own. The last line is JSON; the exit code is
+1 if the ids differ.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from hashlib import blake2b
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,7 +29,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from batchgen.io.input.readers import open_input
+from batchgen.job.target import inspect_target
+from batchgen.spec.load import load_job
+from scripts.bench.job_rows import tokenise_job
+from scripts.bench.process_memory import peak_rss
 
 JOB = """
 model: {{path: "{model}"}}
@@ -45,13 +48,13 @@ class Measured:
 
     seconds: float
     cpu_seconds: float  # of all its processes and threads
-    peak_mib: int  # resident memory of its process, workers apart
+    peak_mib: int  # resident memory of its process, without workers
     num_tokens: int
     digest: str  # of the ids of every row
 
 
 def more_rows(path: Path, num_rows: int) -> Iterator[dict[str, str]]:
-    """As many rows as asked for, no two the same."""
+    """Return so many rows, all of them different."""
     rows = pq.read_table(path, columns=["system", "prompt"]).to_pylist()
     prompts: defaultdict[str, list[str]] = defaultdict(list)
     for row in rows:
@@ -65,13 +68,9 @@ def more_rows(path: Path, num_rows: int) -> Iterator[dict[str, str]]:
 
 
 def batched_call(job_file: Path) -> Measured:
-    """Everything rendered beforehand, then one call."""
-    from batchgen.io.input.readers import open_input
-    from batchgen.job.run_config import resolve_job
-    from batchgen.spec.load import load_job
-
+    """Encode all rows in one call, rendered beforehand."""
     job = load_job(job_file)
-    tokenizer = resolve_job(job).model.tokenizer
+    tokenizer = inspect_target(job).info.tokenizer
     texts = [
         tokenizer.apply_chat_template(
             [
@@ -90,48 +89,29 @@ def batched_call(job_file: Path) -> Measured:
 
 
 def pass_1(job_file: Path) -> Measured:
-    """As `run` and `plan` do it."""
-    from batchgen.io.input.readers import open_input
-    from batchgen.job.run_config import make_encoder, make_sampling, resolve_job
-    from batchgen.log import progress_bar
-    from batchgen.plan.token_store import TokenStore
-    from batchgen.prompts.tokenise import tokenise
-    from batchgen.spec.load import load_job
-
+    """Tokenise the rows as `run` and `plan` do."""
     job = load_job(job_file)
-    config = resolve_job(job)
-    encoder, sampling = make_encoder(config, datetime.now()), make_sampling(config, seed=0)
-    store = TokenStore(job_file.with_suffix(".tokens"))
+    target = inspect_target(job)
     begin = _Clock()
-    tokenise(open_input(config.input), encoder, sampling, _NoBadRows(), store, bar=progress_bar("tokenise"))
+    store = tokenise_job(job, target, job_file.with_suffix(".tokens"), quiet=False).store
     return _measured(begin, (store[position] for position in range(len(store))))
 
 
-class _NoBadRows:
-    def fail(self, row_index: int, error: str, prompt_tokens: int | None = None) -> None:
-        sys.exit(error)
-
-
 class _Clock:
-    """When it was made: by the clock on the wall, and in processor time of this process and its workers."""
+    """Wall time, and processor time of this process and its workers, when the object was made."""
 
     def __init__(self) -> None:
         self.wall, self.cpu = time.perf_counter(), sum(os.times()[:4])
 
 
 def _measured(begin: _Clock, prompts: Iterable[npt.NDArray[np.int32]]) -> Measured:
-    """`begin`: when the work that is now done was begun."""
-    end, peak_mib = _Clock(), _peak_mib()
+    """Return what the work took that began at `begin` and is done now."""
+    end, peak_mib = _Clock(), peak_rss() >> 20
     digest, num_tokens = blake2b(), 0
     for ids in prompts:
         digest.update(len(ids).to_bytes(8, "little") + ids.tobytes())
         num_tokens += len(ids)
     return Measured(end.wall - begin.wall, end.cpu - begin.cpu, peak_mib, num_tokens, digest.hexdigest())
-
-
-def _peak_mib() -> int:
-    status = Path("/proc/self/status").read_text(encoding="ascii")  # getrusage counts the parent's memory, too
-    return int(status.partition("VmHWM:")[2].split()[0]) // 1024
 
 
 def _sentences(text: str) -> list[str]:

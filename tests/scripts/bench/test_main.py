@@ -1,8 +1,9 @@
-"""The bench on a tiny job: what it runs in which order, and the ratios that it prints."""
+"""The bench on a tiny job: what it runs in which order, what it says meanwhile, and the ratios that it prints."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from batchgen.spec.load import load_job
-from scripts import bench, bench_peers
-from scripts.bench import Ratios, Runs, Timing, lines, repeat_rows
-from scripts.bench_peers import PeerRun
-from scripts.bench_roofline import Limits
+from scripts.bench import __main__ as bench
+from scripts.bench import peers
+from scripts.bench.peers import PeerRun
+from scripts.bench.runs import Ratios, Runs, Timing, lines
+from scripts.roofline import Limits
 from tests.end_to_end.harness import ModelFolders, TinyRunner
 
 FAKE = """#!{python}
@@ -25,21 +27,21 @@ work = json.loads(pathlib.Path(sys.argv[2]).read_text())
 with open({log!r}, "a") as log:
     print(json.dumps(work), file=log)
 num_tokens = len(work["prompts"]) * work["num_samples"] * work["max_tokens"]
-print("some words of its own")
+print("a log line")
 print(json.dumps({{"seconds": 100.0, "num_tokens": num_tokens, "engine": "a fake"}}))
 """
 
 
 @pytest.fixture
 def tiny_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two rows in the place of gsm128, two samples of four tokens each; the folder where all of it lies."""
+    """Replace gsm128 by two rows with two samples of four tokens each; return the folder of all files."""
     rows = pa.table({"prompt": ["a question about a", "a question about b"]})
     sampling = {"n": 2, "temperature": 0.8, "max_tokens": 4, "ignore_eos": True, "seed": 0}
     job_file = TinyRunner(tmp_path, ModelFolders(tmp_path / "models")).write(rows, sampling=sampling)
     job_file.rename(tmp_path / "gsm128.yaml")
     monkeypatch.setattr(bench, "JOBS", tmp_path)
     monkeypatch.setattr(bench, "measure_limits", lambda: Limits(1e12, 1e11))
-    monkeypatch.setattr(bench_peers, "MODELS", tmp_path / "peers")
+    monkeypatch.setattr(peers, "MODELS", tmp_path / "peers")
     return tmp_path
 
 
@@ -80,6 +82,19 @@ def test_a_peer_runs_as_often_as_we_do_and_gets_the_rendered_prompts(tiny_bench:
     assert Path(first["model"]).parent == tiny_bench / "peers"
 
 
+def test_every_run_is_announced_when_it_begins_and_ends(tiny_bench: Path) -> None:
+    peer = f"openvino={fake_python(tiny_bench)}"
+    result = run_bench("--repeat", "2", "--peer", peer, "--sharing-off", "gsm128")
+    last_line(result)
+    said = re.findall(r"^\[ +[\d.]+ s\] gsm128, run (.*?): (begins|ended, [\d.]+ s)$", result.stderr, re.MULTILINE)
+    whole = [(name, text) for name, text in said if not name.endswith("openvino")]
+    assert [name for name, _ in whole] == [
+        f"{index} of 2, {engine}" for index in (1, 2) for engine in ("batchgen", "nothing shared") for _ in range(2)
+    ]
+    assert [text == "begins" for _, text in whole] == [True, False] * 4
+    assert said[4:6] == [("1 of 2, openvino", "begins"), ("1 of 2, openvino", "ended, 100.0 s")]
+
+
 def test_nothing_shared_takes_a_row_for_each_completion(tiny_bench: Path) -> None:
     result = run_bench("--repeat", "1", "--sharing-off", "gsm128")
     runs = last_line(result)["gsm128"]
@@ -97,7 +112,7 @@ def test_without_peers_nothing_of_them_is_made(tiny_bench: Path) -> None:
 
 def test_rows_are_repeated_next_to_each_other_within_the_limit(tiny_bench: Path) -> None:
     job = load_job(tiny_bench / "gsm128.yaml", ["input.limit=1", "sampling.n=3"])
-    table = pq.read_table(repeat_rows(job, tiny_bench / "repeated.parquet"))
+    table = pq.read_table(bench.repeat_rows(job, tiny_bench / "repeated.parquet"))
     assert table["prompt"].to_pylist() == ["a question about a"] * 3
 
 

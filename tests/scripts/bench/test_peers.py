@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from batchgen.job.run_config import resolve_job
 from batchgen.spec.load import load_job
-from scripts import bench_peers
-from scripts.bench_peers import Peer, PeerRun, Work, make_work, run_peer, save_plain_model
+from scripts.bench import peers
+from scripts.bench.peers import Peer, PeerRun, Work, make_work, run_peer, save_plain_model
 from tests.end_to_end.harness import ModelFolders, TinyRunner
 
 FORCED = {"max_tokens": 4, "ignore_eos": True}
@@ -57,7 +57,7 @@ def test_a_last_line_that_is_no_result_is_shown(tmp_path: Path, code: str) -> No
 
 
 def test_a_driver_does_not_see_our_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     code = """
 import json, os
 print(json.dumps({"seconds": 1, "num_tokens": 16, "engine": os.environ.get("PYTHONPATH", "none")}))
@@ -73,7 +73,7 @@ def test_a_job_that_peers_would_run_otherwise_is_refused(tmp_path: Path, samplin
 
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_peers, "MODELS", tmp_path / "peers")
+    monkeypatch.setattr(peers, "MODELS", tmp_path / "peers")
 
 
 @pytest.mark.usefixtures("models")

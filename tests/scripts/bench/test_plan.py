@@ -1,10 +1,10 @@
-"""The bench plans what it says and leaves no token store behind."""
+"""The bench of the plan plans the prompts that it names and leaves no token store behind."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from scripts.bench_plan import measure
+from scripts.bench.plan import measure
 
 
 def test_a_small_measurement(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The parts of a start are read off the log."""
+"""The parts of a start are read from the log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from scripts.bench_start import seconds_by_event
+from scripts.bench.start import seconds_by_event
 
 
 def line(event: str, second: float) -> str:

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def compile_kernels(*arguments: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own: this one has declared its kernels for the interpreter."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
-    command = [sys.executable, "scripts/compile_kernels.py", *arguments]
+    command = [sys.executable, "-m", "scripts.gpu.compile_kernels", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 

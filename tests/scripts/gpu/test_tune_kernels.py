@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
-def run_script(name: str, *options: str) -> str:
+def tune_kernels(*options: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "kernels")}
-    command = [sys.executable, str(ROOT / "scripts" / name), *options]
+    command = [sys.executable, "-m", "scripts.gpu.tune_kernels", *options]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -21,5 +21,5 @@ def run_script(name: str, *options: str) -> str:
 def test_tuning_walks_through_every_regime_and_writes_nothing() -> None:
     table = ROOT / "kernels/batchgen_kernels/triton/launch_table.json"
     before = table.read_bytes()
-    assert len(run_script("tune_kernels.py", "--dry-run", "--head-size", "16").splitlines()) == 3
+    assert len(tune_kernels("--dry-run", "--head-size", "16").splitlines()) == 3
     assert table.read_bytes() == before
