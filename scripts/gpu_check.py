@@ -4,8 +4,9 @@
     python scripts/gpu_check.py --minutes 3    only the steps that fit this budget; the others are named as skipped
     python scripts/gpu_check.py --dry-run      every step with tiny shapes on a CPU, in Triton's interpreter
 
-Runs from a checkout without an install, also as `python -m scripts.gpu_check`; needs torch, triton, transformers and
-numpy. A step that fails is printed with its reason, the others go on, and the exit code is 1. The last line is JSON.
+Runs from a checkout without an install, also as `python -m scripts.gpu_check`; needs torch, triton, transformers,
+numpy and numba. A step that fails is printed with its reason, the others go on, and the exit code is 1. The last line
+is JSON.
 
 Knows the order of the steps, their time and how they are printed. The modules of scripts/gpu know what they do; they
 are imported late, because triton reads TRITON_INTERPRET when it is imported.

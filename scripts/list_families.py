@@ -1,7 +1,7 @@
-"""Prints the table of docs/models.md from the registry that the parity tests run: python -m scripts.list_families
+"""Print the table of docs/models.md from the registry of the parity tests: python -m scripts.list_families
 
-One line a family: its name, transformers' model_type, and what its parity configuration turns on. `--write` puts the
-table into docs/models.md.
+Each family has a line with its name, transformers' model_type, and what its parity configuration turns on. `--write`
+puts the table into docs/models.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TABLE = re.compile(r"^\| family \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
 
 
 def table() -> str:
-    """The table in Markdown, by name."""
+    """Return the table in Markdown, sorted by name."""
     families = sorted(FAMILIES.items(), key=lambda item: item[1].title.lower())
     lines = ["| family | `model_type` | what its parity configuration turns on |", "|---|---|---|"]
     lines += [f"| {family.title} | `{name}` | {_special(family)} |" for name, family in families]
@@ -26,7 +26,7 @@ def table() -> str:
 
 
 def with_table(text: str) -> str:
-    """docs/models.md with the table as it is now."""
+    """Replace the table in the text of docs/models.md."""
     return _TABLE.sub(lambda _: table(), text)
 
 

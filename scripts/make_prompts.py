@@ -1,7 +1,7 @@
-"""Writes made-up prompts as token ids to Parquet: python scripts/make_prompts.py prompts.parquet --rows 10000000
+"""Write random prompts as token ids to Parquet: python -m scripts.make_prompts prompts.parquet --rows 10000000
 
-One column, `token_ids` (list<int32>). Every row begins with the prefix of its group and goes on at random; groups are
-mixed unless --sorted is given. Rows are made and written in batches, so memory does not grow with their number.
+The only column is `token_ids` (list<int32>). Every row begins with the prefix of its group, followed by random tokens;
+groups are mixed unless --sorted is given. Rows are written in batches, so memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROWS_PER_BATCH = 65_536
 
 @dataclass(frozen=True, slots=True)
 class PromptShape:
-    """What the prompts look like; equal shapes give equal prompts."""
+    """Number, lengths and groups of the prompts; equal shapes give equal prompts."""
 
     rows: int
     groups: int = 1_000
@@ -34,14 +34,14 @@ class PromptShape:
 
 
 class PromptBatch(NamedTuple):
-    """Prompts, one after the other."""
+    """Prompts as one array of tokens, with the length of each."""
 
     token_ids: npt.NDArray[np.int32]
     lengths: npt.NDArray[np.int64]
 
 
 def make_batches(shape: PromptShape) -> Iterator[PromptBatch]:
-    """The prompts in batches. A group's prefix has between half of `min_tokens` and half of `max_tokens` tokens."""
+    """Yield the prompts. A group's prefix has between half of `min_tokens` and half of `max_tokens` tokens."""
     generator = np.random.default_rng(shape.seed)
     prefixes = generator.integers(shape.vocab_size, size=(shape.groups, shape.max_tokens // 2), dtype=np.int32)
     prefix_lengths = generator.integers(shape.min_tokens // 2, shape.max_tokens // 2, shape.groups, endpoint=True)
@@ -60,7 +60,7 @@ def make_batches(shape: PromptShape) -> Iterator[PromptBatch]:
 
 
 def write_parquet(path: Path, shape: PromptShape) -> None:
-    """One row group a batch."""
+    """Write the prompts, with one row group for each batch."""
     schema = pa.schema([("token_ids", pa.list_(pa.int32()))])
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for batch in make_batches(shape):

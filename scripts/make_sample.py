@@ -1,6 +1,6 @@
-"""Makes jobs/data/bbh_sample.parquet out of the whole BIG-Bench Hard: python scripts/make_sample.py PATH/TO/bbh.parquet
+"""Make jobs/data/bbh_sample.parquet from the whole BIG-Bench Hard: python -m scripts.make_sample PATH/TO/bbh.parquet
 
-Two rows of each task, in an order that has nothing to do with the tasks, so that a run has prefixes to find.
+The sample has two rows of each task in random order, so that a run finds shared prefixes only by sorting.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SEED = 0
 
 
 def pick(tasks: list[str]) -> list[int]:
-    """Positions of the first rows of every task, shuffled with a fixed seed."""
+    """Return the positions of the first rows of every task, shuffled with a fixed seed."""
     positions: defaultdict[str, list[int]] = defaultdict(list)
     for position, task in enumerate(tasks):
         positions[task].append(position)
@@ -31,7 +31,7 @@ def pick(tasks: list[str]) -> list[int]:
 
 def main() -> None:
     if len(sys.argv) != 2:
-        sys.exit(f"usage: python {sys.argv[0]} PATH/TO/bbh.parquet")
+        sys.exit("usage: python -m scripts.make_sample PATH/TO/bbh.parquet")
     table: pa.Table = pq.read_table(sys.argv[1], columns=COLUMNS)
     pq.write_table(table.take(pick(table["task"].to_pylist())), SAMPLE, compression="zstd")
     print(f"wrote {SAMPLE}")

@@ -12,5 +12,5 @@ say "mypy" && python -m mypy
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" NUMBA_NUM_THREADS="${NUMBA_NUM_THREADS:-1}"
 say "pytest" && python -m pytest "$@"
 if [[ "$(uname)" == Linux ]]; then # elsewhere there is no Triton
-    say "compile kernels" && PYTHONPATH=kernels python scripts/compile_kernels.py
+    say "compile kernels" && PYTHONPATH=kernels python -m scripts.gpu.compile_kernels
 fi

@@ -1,10 +1,10 @@
-"""Compile the Triton kernels ahead of time and show what they need of a GPU. No GPU is used.
+"""Compile the Triton kernels ahead of time and print the GPU resources that they take. Needs no GPU.
 
-    python scripts/compile_kernels.py          one row a kernel and architecture
-    python scripts/compile_kernels.py --all    every row of the launch table, plain layers and special ones
+    python -m scripts.gpu.compile_kernels          one row for each kernel and architecture
+    python -m scripts.gpu.compile_kernels --all    every row of the launch table, for plain layers and special ones
 
-Registers and spilled bytes (the stack; these kernels have no other) are read from the cubin, shared memory from the
-compiler. Ends with 1 when a kernel spills more than --max-spill on an architecture of --strict.
+Registers and spilled bytes (the kernels use the stack for nothing else) are read from the cubin, shared memory from the
+compiler. The exit code is 1 if a kernel spills more than --max-spill on an architecture of --strict.
 """
 
 from __future__ import annotations
@@ -44,27 +44,29 @@ _SPECIAL = ("HAS_SOFT_CAP", "HAS_WINDOW", "HAS_SINKS")
 
 @dataclass(frozen=True)
 class Build:
-    """One kernel as one launch compiles it."""
+    """One kernel with the arguments of one launch."""
 
     label: str
     arch: str
     kernel: Any
-    types: Mapping[str, str]  # of the arguments that are no constants
+    types: Mapping[str, str]  # of the arguments that are not constants
     constants: Mapping[str, Any]
     num_warps: int
     num_stages: int
 
 
-class Needs(NamedTuple):
+class Resources(NamedTuple):
+    """What a compiled kernel takes of a GPU."""
+
     registers: int
-    spilled: int  # bytes a thread
-    shared: int  # bytes a block
+    spilled: int  # bytes of a thread
+    shared: int  # bytes of a thread block
 
 
 @click.command()
 @click.option("--all", "whole_table", is_flag=True, help="every row of the launch table")
 @click.option("--arch", "archs", multiple=True, default=ARCHS, show_default=True)
-@click.option("--max-spill", default=0, show_default=True, help="bytes a thread may spill")
+@click.option("--max-spill", default=0, show_default=True, help="bytes that a thread may spill")
 @click.option("--strict", multiple=True, default=["sm_90"], show_default=True, help="where --max-spill holds")
 def main(whole_table: bool, archs: tuple[str, ...], max_spill: int, strict: tuple[str, ...]) -> None:
     """Compile and print a table; see the top of this file."""
@@ -73,11 +75,11 @@ def main(whole_table: bool, archs: tuple[str, ...], max_spill: int, strict: tupl
     failed = 0
     for build in builds(archs, whole_table):
         start = time.monotonic()
-        needs = compile_kernel(build)
-        is_bad = build.arch in strict and needs.spilled > max_spill
+        used = compile_kernel(build)
+        is_bad = build.arch in strict and used.spilled > max_spill
         failed += is_bad
         click.echo(
-            f"{build.label:44} {build.arch:7} {needs.registers:9} {needs.spilled:8} {needs.shared:8} "
+            f"{build.label:44} {build.arch:7} {used.registers:9} {used.spilled:8} {used.shared:8} "
             f"{time.monotonic() - start:8.1f}{'  SPILLS' if is_bad else ''}"
         )
     if failed:
@@ -85,7 +87,7 @@ def main(whole_table: bool, archs: tuple[str, ...], max_spill: int, strict: tupl
 
 
 def builds(archs: tuple[str, ...], whole_table: bool) -> Iterator[Build]:
-    """What is compiled for each architecture."""
+    """Yield what is compiled, architecture by architecture."""
     for arch in archs:
         yield from simple_builds(arch)
         keys = table_keys(arch) if whole_table else [LaunchKey(arch, 128, _HEADS_PER_KV, "bfloat16", _BLOCK_SIZE)]
@@ -96,7 +98,7 @@ def builds(archs: tuple[str, ...], whole_table: bool) -> Iterator[Build]:
 
 
 def table_keys(arch: str) -> list[LaunchKey]:
-    """One key for each set of conditions that the table names, at the head size up to which it holds."""
+    """Return one key for each set of conditions in the launch table, with the largest head size that it is for."""
     named = {
         (
             row["head_size"],
@@ -111,7 +113,7 @@ def table_keys(arch: str) -> list[LaunchKey]:
 
 
 def attention_build(key: LaunchKey, regime: str, launch: Launch, special: bool) -> Build:
-    """The attention kernel of one row; a special layer has a window, a soft cap and sinks."""
+    """Build the attention kernel for one row of the table; a special layer has a window, a soft cap and sinks."""
     pointer = _POINTER[key.dtype]
     types = dict.fromkeys(("query_ptr", "key_ptr", "value_ptr", "output_ptr", "sinks_ptr"), pointer)
     types |= dict.fromkeys(("partial_ptr", "lse_ptr"), "*fp32")
@@ -134,7 +136,7 @@ def attention_build(key: LaunchKey, regime: str, launch: Launch, special: bool) 
 
 
 def simple_builds(arch: str) -> Iterator[Build]:
-    """The kernels that no table tunes."""
+    """Yield the kernels that are not in the launch table."""
     types = dict.fromkeys(("key_ptr", "value_ptr", "key_pool_ptr", "value_pool_ptr"), "*bf16") | {"slots_ptr": "*i64"}
     types |= dict.fromkeys([f"{name}_stride" for name in ("key_token", "key_head", "value_token", "value_head")], "i32")
     sizes = dict.fromkeys(("KEY_SIZE", "KEY_TILE", "VALUE_SIZE", "VALUE_TILE"), 128)
@@ -150,11 +152,11 @@ def simple_builds(arch: str) -> Iterator[Build]:
         ("vocab", "row_stride"), "i32"
     )
     types |= {"logits_ptr": "*fp32"}
-    yield Build("choose filtered", arch, sample_kernel, types, {"IS_FILTERED": True, "TILE": 2048}, 8, 3)
+    yield Build("sample filtered", arch, sample_kernel, types, {"IS_FILTERED": True, "TILE": 2048}, 8, 3)
 
 
-def compile_kernel(build: Build) -> Needs:
-    """Compile as a launch would, pointers and strides on 16 bytes."""
+def compile_kernel(build: Build) -> Resources:
+    """Compile as a launch would, with pointers and strides that are multiples of 16."""
     names = build.kernel.arg_names
     assert set(names) == {*build.types, *build.constants}, f"{build.label}: the kernel's arguments are {names}"
     signature = {name: build.types.get(name, "constexpr") for name in names}
@@ -166,11 +168,11 @@ def compile_kernel(build: Build) -> Needs:
         options={"num_warps": build.num_warps, "num_stages": build.num_stages},
     )
     registers, stack = resource_usage(compiled.asm["cubin"])
-    return Needs(registers, stack, compiled.metadata.shared)
+    return Resources(registers, stack, compiled.metadata.shared)
 
 
 def resource_usage(cubin: bytes) -> tuple[int, int]:
-    """Registers and stack bytes of a thread."""
+    """Return the registers and the stack bytes of a thread."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

@@ -1,10 +1,10 @@
-"""Time launch parameters of the attention kernel on the GPU here and write the best into the launch table.
+"""Time launch parameters of the attention kernel on this machine's GPU and write the best into the launch table.
 
-    python scripts/tune_kernels.py --head-size 128 --heads-per-kv 4        one kind of layer, all regimes
-    python scripts/tune_kernels.py --head-size 64 --heads-per-kv 3 --dry-run   no GPU: each regime once, nothing written
+    python -m scripts.gpu.tune_kernels --head-size 128 --heads-per-kv 4             one kind of layer, all regimes
+    python -m scripts.gpu.tune_kernels --head-size 64 --heads-per-kv 3 --dry-run    no GPU: each regime runs once
 
-A written row names every key of its launch, so it stands before the broad rows chosen by hand. The constants of the
-device (bandwidth, overhead of the shared path) are not touched.
+A written row names every key of its launch, so it takes precedence over the broad rows that were chosen without
+measuring. The constants of the device (bandwidth, overhead of the shared path) do not change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from batchgen_kernels.triton.launch import REGIMES, TABLE_PATH, Launch, LaunchKe
 from batchgen_kernels.triton.work import plan_work
 
 _NUM_KV_HEADS = 8
-# regime -> rows, queries of a row, tokens before them, tokens they share
+# regime -> rows, queries of a row, tokens before them, shared tokens
 _WORK = {"decode": (256, 1, 1024, 0), "shared": (256, 1, 2048, 2048), "prefill": (4, 1024, 1024, 0)}
 _DRY_WORK = {"decode": (3, 1, 40, 0), "shared": (3, 1, 32, 32), "prefill": (1, 20, 0, 0)}
 _BLOCK_M = {"decode": (16,), "shared": (32, 64, 128), "prefill": (64, 128)}
@@ -57,17 +57,17 @@ def main(head_size: int, heads_per_kv: int, dtype: str, block_size: int, dry_run
             continue
         best, milliseconds = fastest(layer, regime)
         click.echo(f"{regime}: {best} {milliseconds:.3f} ms")
-        write(key, regime, best, {**setting(device), "milliseconds": round(milliseconds, 4)})
+        write(key, regime, best, {**conditions(device), "milliseconds": round(milliseconds, 4)})
 
 
-def setting(device: torch.device) -> dict[str, str]:
-    """When, where and with what something was measured."""
+def conditions(device: torch.device) -> dict[str, str]:
+    """Return the date, the GPU and the versions of a measurement."""
     gpu = torch.cuda.get_device_name(device)
     return {"date": date.today().isoformat(), "gpu": gpu, "torch": torch.__version__, "triton": triton.__version__}
 
 
 class Layer:
-    """The items of one regime over random K and V."""
+    """The attention of one regime over random K and V."""
 
     def __init__(self, key: LaunchKey, regime: str, device: torch.device, work: tuple[int, int, int, int]) -> None:
         self._regime = regime
@@ -81,12 +81,12 @@ class Layer:
         self._query = torch.randn(num_tokens, num_heads, key.head_size, dtype=dtype, device=device)
 
     def run(self, launch: Launch) -> None:
-        """Attend the items as a step would cut them for this launch."""
+        """Run the attention, with its work split for this launch as in a step."""
         items, query_tables, parts, output = self._arguments(launch)
         attend_items(self._query, self._cache, items, query_tables, parts, output, AttentionOptions(0.1), launch)
 
     def milliseconds(self, launch: Launch) -> float:
-        """Median time of the launch; infinite where it does not fit the device."""
+        """Return the median time of a launch; infinite if the device lacks the resources."""
         items, query_tables, parts, output = self._arguments(launch)
         options = AttentionOptions(0.1)
         try:
@@ -111,7 +111,7 @@ class Layer:
 
 
 def make_step(key: LaunchKey, device: torch.device, work: tuple[int, int, int, int]) -> AttentionStep:
-    """Rows in blocks all over the pool; the first row's shared blocks begin all tables."""
+    """Make a step of equal rows with blocks all over the pool; all tables begin with the shared blocks."""
     rows, queries, before, shared = work
     length, num_shared = before + queries, shared // key.block_size
     blocks = -(-length // key.block_size)
@@ -124,17 +124,19 @@ def make_step(key: LaunchKey, device: torch.device, work: tuple[int, int, int, i
 
 
 def candidates(regime: str) -> Iterator[Launch]:
+    """Yield every combination of tile, warps and stages that is tried."""
     yield from map(Launch._make, itertools.product(_BLOCK_M[regime], (16, 32, 64, 128), (2, 4, 8), (1, 2, 3, 4)))
 
 
 def fastest(layer: Layer, regime: str) -> tuple[Launch, float]:
+    """Return the best candidate and its milliseconds."""
     times = {launch: layer.milliseconds(launch) for launch in candidates(regime)}
     best = min(times, key=lambda launch: times[launch])
     return best, times[best]
 
 
 def write(key: LaunchKey, regime: str, launch: Launch, measured: dict[str, Any]) -> None:
-    """Replace the table's row of exactly these keys, or add it; one row a line."""
+    """Replace the table's row with exactly these keys, or add one."""
     table = json.loads(TABLE_PATH.read_text(encoding="utf-8"))
     named = {"regime": regime, **key._asdict()}
     rows = [row for row in table_rows() if {name: row.get(name) for name in named} != named]

@@ -1,7 +1,7 @@
-"""The peer OpenVINO GenAI, run by its own Python: `python run_openvino.py WORK.json`; see scripts/bench_peers.py.
+"""The peer OpenVINO GenAI, run by its own Python: `python run_openvino.py WORK.json`; see scripts/bench/peers.py.
 
-Its continuous batching with prefix caching on and all else as it comes. The model is converted once, by optimum-intel,
-with 16-bit weights as ours are; what OpenVINO computes in is its own choice for the CPU, and printed.
+Runs its continuous batching with prefix caching on and defaults otherwise. The model is converted once, by
+optimum-intel, with 16-bit weights like batchgen's; OpenVINO chooses the type that it computes in, which is printed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CACHE_GB = 4  # more than any workload of jobs/bench fills
 
 
 def convert(model: Path, target: Path) -> None:
-    """Write OpenVINO's form of a Hugging Face folder; whole or not at all."""
+    """Convert a Hugging Face folder; the result is renamed to `target` when it is complete."""
     from optimum.exporters.openvino import main_export
     from optimum.intel import OVConfig
 
@@ -32,7 +32,7 @@ def convert(model: Path, target: Path) -> None:
 def generate(
     pipeline: openvino_genai.ContinuousBatchingPipeline, prompts: Sequence[Sequence[int]], work: dict[str, float]
 ) -> int:
-    """Generate for all prompts at once; the number of tokens that came out."""
+    """Generate for all prompts at once; return the number of generated tokens."""
     config = openvino_genai.GenerationConfig(
         max_new_tokens=work["max_tokens"],
         ignore_eos=True,
@@ -47,7 +47,7 @@ def generate(
 
 
 def main() -> None:
-    """Load, warm up, time one run."""
+    """Load the model, warm up, and time one run."""
     work = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     model = Path(work["converted"])
     if not model.exists():

@@ -1,6 +1,6 @@
-"""The peer transformers, run by its own Python: `python run_transformers.py WORK.json`; see scripts/bench_peers.py.
+"""The peer transformers, run by its own Python: `python run_transformers.py WORK.json`; see scripts/bench/peers.py.
 
-Its plain `generate` on all prompts at once, padded on the left.
+Runs its plain `generate` on all prompts at once, padded on the left.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import transformers
 
 @torch.inference_mode()
 def generate(model: Any, prompts: Sequence[Sequence[int]], work: dict[str, Any]) -> int:
-    """Generate for all prompts at once; the number of tokens that came out."""
+    """Generate for all prompts at once; return the number of generated tokens."""
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -38,11 +38,11 @@ def generate(model: Any, prompts: Sequence[Sequence[int]], work: dict[str, Any])
 
 
 def main() -> None:
-    """Load, warm up, time one run."""
+    """Load the model, warm up, and time one run."""
     work = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     torch.set_num_threads(work["threads"])
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(work["model"], dtype="auto")
-    model.generation_config.eos_token_id = None  # no end before all tokens are there
+    model.generation_config.eos_token_id = None  # no sample ends before max_tokens
     generate(model, work["warmup"], {**work, "max_tokens": 4})
     begin = time.perf_counter()
     num_tokens = generate(model, work["prompts"], work)

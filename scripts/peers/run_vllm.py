@@ -1,6 +1,6 @@
-"""The peer vLLM on a CPU, run by its own Python: `python run_vllm.py WORK.json`; see scripts/bench_peers.py.
+"""The peer vLLM on a CPU, run by its own Python: `python run_vllm.py WORK.json`; see scripts/bench/peers.py.
 
-In one process, with prefix caching on, on the first cores of the machine, one thread each; all else as it comes.
+Runs in one process with prefix caching on and one thread on each of the first cores; defaults otherwise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CACHE_GB = 4  # more than any workload of jobs/bench fills
 
 
 def generate(llm: Any, prompts: Sequence[Sequence[int]], work: dict[str, Any]) -> int:
-    """Generate for all prompts at once; the number of tokens that came out."""
+    """Generate for all prompts at once; return the number of generated tokens."""
     from vllm import SamplingParams, TokensPrompt
 
     params = SamplingParams(
@@ -29,7 +29,7 @@ def generate(llm: Any, prompts: Sequence[Sequence[int]], work: dict[str, Any]) -
 
 
 def main() -> None:
-    """Load, warm up, time one run."""
+    """Load the model, warm up, and time one run."""
     work = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     cores = sorted(os.sched_getaffinity(0))[: work["threads"]]
     os.environ |= {  # vLLM reads these when it is imported

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def compile_kernels(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: this one has declared its kernels for the interpreter."""
+    """Run the script in a process of its own: this one may have declared the kernels for the interpreter."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
     command = [sys.executable, "-m", "scripts.gpu.compile_kernels", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -27,7 +27,7 @@ def test_every_kernel_compiles_for_every_architecture_and_spills_nothing_on_sm_9
             "store",
             "merge",
             "uniform",
-            "choose",
+            "sample",
             "decode",
             "shared",
             "prefill",

@@ -1,4 +1,4 @@
-"""The script that writes the launch table walks through its work without a GPU."""
+"""The script that writes the launch table runs through all of its work without a GPU."""
 
 from __future__ import annotations
 
