@@ -100,12 +100,12 @@ def time_unshared(name: str, settings: Sequence[str], size: ModelSize, limits: L
         return time_workload(name, [*settings, *alone], size, limits)
 
 
-def repeat_rows(job: Job, target: Path) -> Path:
+def repeat_rows(job: Job, path: Path) -> Path:
     """Write the input of a job with each row `sampling.n` times."""
     table = pq.read_table(job.spec.input.path).slice(0, job.spec.input.limit)
     indices = [index for index in range(table.num_rows) for _ in range(job.spec.sampling.n)]
-    pq.write_table(table.take(pa.array(indices, pa.int64())), target)
-    return target
+    pq.write_table(table.take(pa.array(indices, pa.int64())), path)
+    return path
 
 
 def run_all(options: Options, works: Mapping[str, Work], progress: Progress) -> tuple[Limits, dict[str, Runs]]:

@@ -26,11 +26,12 @@ import torch
 import triton
 from triton.testing import do_bench
 
-from batchgen_kernels import AttentionOptions, AttentionStep, BlockGroup, LayerCache
+from batchgen_kernels import AttentionOptions, LayerCache
 from batchgen_kernels.triton.attention import Parts, QueryTables, attend_items
 from batchgen_kernels.triton.backend import DeviceWork, LayerShape, tiling_of
 from batchgen_kernels.triton.launch import REGIMES, TABLE_PATH, Launch, LaunchKey, arch_of, table_rows
 from batchgen_kernels.triton.work import plan_work
+from scripts.gpu.kernel_times import paged_step
 
 _NUM_KV_HEADS = 8
 # regime -> rows, queries of a row, tokens before them, shared tokens
@@ -71,7 +72,9 @@ class Layer:
 
     def __init__(self, key: LaunchKey, regime: str, device: torch.device, work: tuple[int, int, int, int]) -> None:
         self._regime = regime
-        self._step = make_step(key, device, work)
+        rows, queries, before, shared = work
+        size, num_shared = key.block_size, shared // key.block_size
+        self._step = paged_step(rows, queries, before, block_size=size, device=device, num_shared_blocks=num_shared)
         dtype, num_heads = getattr(torch, key.dtype), _NUM_KV_HEADS * key.heads_per_kv
         num_blocks = int(self._step.block_tables.max()) + 1
         shape = (num_blocks, _NUM_KV_HEADS, key.block_size, key.head_size)
@@ -108,19 +111,6 @@ class Layer:
         parts = Parts(*(self._query.new_empty(shape, dtype=torch.float32) for shape in (size, size[:2])))
         query_tables = QueryTables(work.positions, work.partial_starts, self._step.block_tables)
         return work.items[self._regime], query_tables, parts, torch.empty_like(self._query)
-
-
-def make_step(key: LaunchKey, device: torch.device, work: tuple[int, int, int, int]) -> AttentionStep:
-    """Make a step of equal rows with blocks all over the pool; all tables begin with the shared blocks."""
-    rows, queries, before, shared = work
-    length, num_shared = before + queries, shared // key.block_size
-    blocks = -(-length // key.block_size)
-    tables = torch.randperm(rows * blocks, device=device).view(rows, blocks)
-    tables[:, :num_shared] = tables[0, :num_shared].clone()
-    slots = torch.empty(0, dtype=torch.int64, device=device)  # nothing is stored
-    groups = [BlockGroup(0, rows, num_shared)] if num_shared else []
-    starts = [row * queries for row in range(rows + 1)]
-    return AttentionStep(slots, tables, starts, [length] * rows, groups, key.block_size)
 
 
 def candidates(regime: str) -> Iterator[Launch]:
