@@ -1,4 +1,4 @@
-"""The embedded model arrives whole or not at all."""
+"""The embedded model is unpacked completely or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Made-up prompts are what their shape says."""
+"""Random prompts have the lengths and groups of their shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drivers of other engines: what they are given, and what comes of one that fails."""
+"""Drivers of other engines: their input, and the error when one fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORK = Work("model", "model", [[1, 2], [3]], [[2, 1]], num_samples=2, temperatur
 
 
 def peer(folder: Path, code: str) -> Peer:
-    """One with this driver, run by this Python."""
+    """Return a peer with this driver, run by this Python."""
     driver = folder / "driver.py"
     driver.write_text(code, encoding="utf-8")
     return Peer("vllm", sys.executable, driver)
