@@ -18,7 +18,7 @@ import click
 
 from batchgen.engine.build import EngineSettings
 from batchgen.engine.request import Request
-from batchgen.job.target import Target, inspect_target
+from batchgen.job.run_config import RunConfig, resolve_job
 from batchgen.plan.plan import Plan, make_plan
 from batchgen.prompts.tokenise import TokenisedRows
 from batchgen.spec.load import load_job
@@ -27,35 +27,35 @@ from scripts.bench.job_rows import tokenise_job
 from scripts.bench.stand_in import StandIn, make_engine
 
 
-def plan_rows(rows: TokenisedRows, target: Target, block_size: int, *, by_prefix: bool) -> Plan:
+def plan_rows(rows: TokenisedRows, config: RunConfig, *, by_prefix: bool) -> Plan:
     """Plan a job in prefix order or in input order."""
     return make_plan(
         rows.store,
         range(len(rows)),
         rows.max_tokens,
-        block_size=block_size,
-        max_num_seqs=target.max_num_seqs,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
         by_prefix=by_prefix,
     )
 
 
-def drive(rows: TokenisedRows, plan: Plan, target: Target, block_size: int, num_blocks: int) -> RunStats:
+def drive(rows: TokenisedRows, plan: Plan, config: RunConfig, num_blocks: int) -> RunStats:
     """Run every row through the real scheduler, in the order of the plan."""
     settings = EngineSettings(
         num_blocks=num_blocks,
-        block_size=block_size,
-        max_num_seqs=target.max_num_seqs,
-        max_batched_tokens=target.max_batched_tokens,
-        expected_tokens=target.params.max_tokens,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_batched_tokens=config.max_batched_tokens,
+        expected_tokens=config.sampling.max_tokens,
         prefix_cache=True,
-        max_model_len=target.max_model_len,
+        max_model_len=config.max_model_len,
         by_prefix=plan.shared_with_next is not None,
     )
     requests = (
         Request(
             row_index=position,
             prompt_token_ids=rows.store[position],
-            params=target.params,
+            params=config.sampling,
             rng_key=0,
             max_tokens=int(rows.max_tokens[position]),
             shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[visit_index]),
@@ -86,19 +86,16 @@ def figures(plan: Plan, stats: RunStats) -> dict[str, Any]:
 @click.argument("job_file", type=click.Path(exists=True, path_type=Path))
 @click.option("--set", "overrides", multiple=True, help="Override one key of the job file.")
 def main(job_file: Path, overrides: tuple[str, ...]) -> None:
-    job = load_job(job_file, overrides)
-    target, block_size = inspect_target(job), job.spec.engine.block_size
+    config = resolve_job(load_job(job_file, overrides))
     with tempfile.TemporaryDirectory() as folder:
-        rows = tokenise_job(job, target, Path(folder, "tokens.bin"))
-        plans = {
-            order: plan_rows(rows, target, block_size, by_prefix=order == "prefix") for order in ("prefix", "input")
-        }
+        rows = tokenise_job(config, Path(folder, "tokens.bin"))
+        plans = {order: plan_rows(rows, config, by_prefix=order == "prefix") for order in ("prefix", "input")}
         depth_first = plans["prefix"]
-        largest = drive(rows, depth_first, target, block_size, depth_first.num_blocks_needed).peak_used_blocks
+        largest = drive(rows, depth_first, config, depth_first.num_blocks_needed).peak_used_blocks
         num_blocks = largest * 3 // 2
         results = {}
         for order, plan in plans.items():
-            results[order] = figures(plan, drive(rows, plan, target, block_size, num_blocks))
+            results[order] = figures(plan, drive(rows, plan, config, num_blocks))
             click.echo(f"order: {order:<6}  {results[order]}")
     document = {
         "rows": len(rows),

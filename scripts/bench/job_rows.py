@@ -11,19 +11,20 @@ from pathlib import Path
 import click
 
 from batchgen.io.input.readers import open_input
-from batchgen.job.target import Target
+from batchgen.job.run_config import RunConfig, make_encoder, make_sampling
+from batchgen.log import progress_bar
 from batchgen.plan.token_store import TokenStore
-from batchgen.prompts.tokenise import TokenisedRows, row_encoder, tokenise
-from batchgen.spec.load import Job
+from batchgen.prompts.tokenise import TokenisedRows, tokenise
 
 
-def tokenise_job(job: Job, target: Target, tokens: Path, *, quiet: bool = True) -> TokenisedRows:
+def tokenise_job(config: RunConfig, tokens: Path, *, quiet: bool = True) -> TokenisedRows:
     """Tokenise every row of a job, with the token store in the file `tokens`.
 
     Raises click.ClickException for a bad row: it would be missing from what is measured.
     """
-    encoder = row_encoder(target, job.spec.input, datetime.now())
-    return tokenise(open_input(job.spec.input), encoder, target, _NoBadRows(), TokenStore(tokens), quiet=quiet)
+    encoder, sampling = make_encoder(config, datetime.now()), make_sampling(config, seed=0)
+    bar = progress_bar("tokenise", quiet=quiet)
+    return tokenise(open_input(config.input), encoder, sampling, _NoBadRows(), TokenStore(tokens), bar=bar)
 
 
 class _NoBadRows:

@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 import torch
 
-from batchgen.job.target import Target, inspect_target
+from batchgen.job.run_config import RunConfig, resolve_job
 from batchgen.models.identity import model_identity
 from batchgen.models.load import load_weights
 from batchgen.sampling_params import SamplingParams
@@ -81,11 +81,10 @@ class PeerRun:
 
 def make_work(job: Job) -> Work:
     """Return the prompts of a job as batchgen renders them, and the folder of its model, saved without quantisation."""
-    target = inspect_target(job)
-    params = target.params
-    max_tokens = _forced_length(job, params)
-    model = save_plain_model(job, target)
-    prompts = _prompts(job, target)
+    config = resolve_job(job)
+    params, max_tokens = config.sampling, _forced_length(config)
+    model = save_plain_model(config)
+    prompts = _prompts(config)
     return Work(
         model=str(model),
         converted=str(model),
@@ -98,34 +97,37 @@ def make_work(job: Job) -> Work:
     )
 
 
-def _forced_length(job: Job, params: SamplingParams) -> int:
+def _forced_length(config: RunConfig) -> int:
     """Return `sampling.max_tokens`. Raises click.ClickException if a driver cannot sample as the job asks."""
+    params = config.sampling
     known = {name: getattr(params, name) for name in ("temperature", "n", "max_tokens", "ignore_eos", "seed")}
     if params != replace(SamplingParams(), **known) or params.max_tokens is None or not params.ignore_eos:
         raise click.ClickException(
-            f"{job.path}: peers can be compared only on sampling.temperature, n and max_tokens, with ignore_eos: true"
+            f"{config.job.path}: peers can be compared only on sampling.temperature, n and max_tokens, "
+            "with ignore_eos: true"
         )
     return params.max_tokens
 
 
-def _prompts(job: Job, target: Target) -> list[list[int]]:
+def _prompts(config: RunConfig) -> list[list[int]]:
     with tempfile.TemporaryDirectory() as folder:
-        store = tokenise_job(job, target, Path(folder, "tokens.bin")).store
+        store = tokenise_job(config, Path(folder, "tokens.bin")).store
         return [store[position].tolist() for position in range(len(store))]
 
 
-def save_plain_model(job: Job, target: Target) -> Path:
+def save_plain_model(config: RunConfig) -> Path:
     """Save a job's model as a Hugging Face folder, in the dtype of the job, unless it is there; return the folder.
 
     The folder is renamed into its final name when it is complete. A model that has changed gets another folder.
-    `target` must not have been used yet.
+    `config` must not have been used yet.
     """
-    identity = json.dumps(model_identity(target.info, job.spec.model)).encode()
-    folder = MODELS / f"{Path(job.spec.model.path).stem}-{blake2b(identity, digest_size=4).hexdigest()}"
+    spec = config.job.spec.model
+    identity = json.dumps(model_identity(config.model, spec)).encode()
+    folder = MODELS / f"{Path(spec.path).stem}-{blake2b(identity, digest_size=4).hexdigest()}"
     if not folder.exists():
         partial = folder.with_name(f"{folder.name}.partial")
-        load_weights(target.info, job.spec.model, torch.device("cpu"), "eager").save_pretrained(partial)
-        target.info.tokenizer.save_pretrained(partial)
+        load_weights(config.model, spec, torch.device("cpu"), "eager").save_pretrained(partial)
+        config.model.tokenizer.save_pretrained(partial)
         partial.rename(folder)
     return folder
 

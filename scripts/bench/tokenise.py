@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen.io.input.readers import open_input
-from batchgen.job.target import inspect_target
+from batchgen.job.run_config import resolve_job
 from batchgen.spec.load import load_job
 from scripts.bench.job_rows import tokenise_job
 from scripts.bench.process_memory import peak_rss
@@ -70,7 +70,7 @@ def more_rows(path: Path, num_rows: int) -> Iterator[dict[str, str]]:
 def batched_call(job_file: Path) -> Measured:
     """Encode all rows in one call, rendered beforehand."""
     job = load_job(job_file)
-    tokenizer = inspect_target(job).info.tokenizer
+    tokenizer = resolve_job(job).model.tokenizer
     texts = [
         tokenizer.apply_chat_template(
             [
@@ -90,10 +90,9 @@ def batched_call(job_file: Path) -> Measured:
 
 def pass_1(job_file: Path) -> Measured:
     """Tokenise the rows as `run` and `plan` do."""
-    job = load_job(job_file)
-    target = inspect_target(job)
+    config = resolve_job(load_job(job_file))
     begin = _Clock()
-    store = tokenise_job(job, target, job_file.with_suffix(".tokens"), quiet=False).store
+    store = tokenise_job(config, job_file.with_suffix(".tokens"), quiet=False).store
     return _measured(begin, (store[position] for position in range(len(store))))
 
 
