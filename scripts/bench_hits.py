@@ -16,13 +16,13 @@ from pathlib import Path
 
 import click
 
+from batchgen.console import progress_bar
 from batchgen.engine.build import EngineSettings, make_scheduler
 from batchgen.engine.engine import CompletedStep, Engine
 from batchgen.engine.request import Request, SampledToken
 from batchgen.engine.step import SchedulerOutput
 from batchgen.io.input.readers import open_input
 from batchgen.job.run_config import RunConfig, make_encoder, make_sampling, resolve_job
-from batchgen.log import progress_bar
 from batchgen.plan.plan import Plan, make_plan
 from batchgen.plan.token_store import TokenStore
 from batchgen.prompts.tokenise import TokenisedRows, tokenise

@@ -20,9 +20,9 @@ from pathlib import Path
 import click
 import torch
 
+from batchgen.console import progress_bar
 from batchgen.io.input.readers import open_input
 from batchgen.job.run_config import RunConfig, make_encoder, make_sampling, resolve_job
-from batchgen.log import progress_bar
 from batchgen.models.identity import model_identity
 from batchgen.models.load import load_weights
 from batchgen.plan.token_store import TokenStore

@@ -91,9 +91,9 @@ def batched_call(job_file: Path) -> Measured:
 
 def pass_1(job_file: Path) -> Measured:
     """As `run` and `plan` do it."""
+    from batchgen.console import progress_bar
     from batchgen.io.input.readers import open_input
     from batchgen.job.run_config import make_encoder, make_sampling, resolve_job
-    from batchgen.log import progress_bar
     from batchgen.plan.token_store import TokenStore
     from batchgen.prompts.tokenise import tokenise
     from batchgen.spec.load import load_job
