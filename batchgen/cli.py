@@ -1,8 +1,8 @@
 """The command line: argv to calls, and the one place that turns exceptions into exit codes.
 
-    0    every row is good             3    finished, some rows failed
-    2    refused before generating     130  interrupted by SIGINT (Ctrl-C)
-    1    a bug                         143  interrupted by SIGTERM
+    0  every row is good              2    refused, or stopped by max_errors, a changed input or too little memory
+    3  finished, some rows failed     4    the output could not be written after generation had begun (disk full)
+    1  a bug                          130  interrupted by SIGINT (Ctrl-C)      143  interrupted by SIGTERM
 
 Nothing heavy is imported before a command needs it.
 """
@@ -20,13 +20,14 @@ from typing import Any, Literal
 import click
 
 from batchgen import __version__
+from batchgen.console import echo, protect_console
 from batchgen.errors import BatchgenError
 from batchgen.job.interrupt import Interrupt, Interrupted
 from batchgen.log import LogFormat, event, log_to_stderr
 
 log = logging.getLogger("batchgen")
 
-REFUSED, INTERRUPTED, BUG = 2, 130, 1
+INTERRUPTED, BUG = 130, 1
 # New objects between two garbage collections. Imports and reading a tokenizer create hundreds of thousands that stay:
 # with the default of 700, collecting takes a sixth of the processor time before the first token.
 _NEW_OBJECTS = 100_000
@@ -40,8 +41,8 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except BatchgenError as error:
-            log.error("%s", error, extra=event("error", exit_code=REFUSED))
-            ctx.exit(REFUSED)
+            log.error("%s", error, extra=event("error", exit_code=error.exit_code))
+            ctx.exit(error.exit_code)
         except Interrupted as interrupted:
             log.warning("%s", interrupted, extra=event("interrupted", exit_code=interrupted.exit_code))
             ctx.exit(interrupted.exit_code)
@@ -63,6 +64,7 @@ def main() -> None:
 
     Example: batchgen run jobs/quickstart.yaml
     """
+    protect_console()
     gc.set_threshold(_NEW_OBJECTS)
     log_to_stderr(logging.INFO)
 
@@ -85,7 +87,8 @@ def run(
     """Run a job, or resume it. The job file is checked before the model is loaded.
 
     Exits with 0 if every row is good, 3 if some failed (also when the job was complete already), 2 if the job, its
-    input or its model was refused. After SIGINT or SIGTERM the finished rows are kept, and the exit code is 130 or 143.
+    input or its model was refused, 4 if the output could not be written after generation had begun (disk full). After
+    SIGINT or SIGTERM the finished rows are kept, and the exit code is 130 or 143.
 
     Example: batchgen run jobs/quickstart.yaml --set sampling.seed=1 --set input.limit=100
     """
@@ -97,8 +100,8 @@ def run(
         from batchgen.job.run import run_job  # imports torch, so only after the job file is known to be good
 
         report = run_job(job, quiet=quiet or log_format == "json", interrupt=interrupt, only_failed=only == "failed")
-    click.echo(report.table())
-    click.echo(report.summary())
+    echo(report.table())
+    echo(report.summary())
     ctx.exit(report.exit_code)
 
 
@@ -119,11 +122,11 @@ def report(folders: tuple[str, ...]) -> None:
     from batchgen.stats.page import render_page
 
     if len(folders) > 1:
-        click.echo(compare({folder: read_report(locate(folder)) for folder in folders}))
+        echo(compare({folder: read_report(locate(folder)) for folder in folders}))
         return
     artifact = read_artifact(locate(folders[0]))
-    click.echo(artifact.report.table())
-    click.echo(artifact.report.summary())
+    echo(artifact.report.table())
+    echo(artifact.report.summary())
     OutputFolder(folders[0]).write_text("report.html", render_page(artifact))
 
 
@@ -156,7 +159,7 @@ def plan(
     from batchgen.job.plan_job import plan_job  # imports torch, so only after the job file is known to be good
 
     job_plan = plan_job(job, tokens_per_second=tokens_per_second, quiet=quiet)
-    click.echo(job_plan.to_json() if as_json else job_plan.table())
+    echo(job_plan.to_json() if as_json else job_plan.table())
 
 
 @main.command()
@@ -172,7 +175,7 @@ def status(folder: str) -> None:
 
     output = OutputFolder(folder)
     is_finished = output.success.exists()
-    click.echo(f"finished\n{read_report(output.path).summary()}" if is_finished else describe_unfinished(output))
+    echo(f"finished\n{read_report(output.path).summary()}" if is_finished else describe_unfinished(output))
 
 
 @main.command()
@@ -197,9 +200,9 @@ def export(folder: str, to: Path, format: Literal["parquet", "jsonl"], job_file:
 
     output = OutputFolder(folder)
     if job_file is not None:
-        click.echo(f"rows={export_job(load_job(job_file), output, to)}")
+        echo(f"rows={export_job(load_job(job_file), output, to)}")
     else:
-        click.echo(f"rows={export_committed(output, to, format)}")
+        echo(f"rows={export_committed(output, to, format)}")
 
 
 @main.command()
@@ -221,7 +224,7 @@ def verify(ctx: click.Context, folder: str, rows: int, dtype: str | None, quiet:
 
     verification = verify_run(folder, num_rows=rows, dtype=dtype, quiet=quiet)
     for line in verification.lines():
-        click.echo(line)
+        echo(line)
     ctx.exit(0 if verification.is_good else DIFFERENT)
 
 
@@ -233,4 +236,4 @@ def schema() -> None:
     """
     from batchgen.spec.job_spec import JobSpec
 
-    click.echo(json.dumps(JobSpec.model_json_schema(), indent=2))
+    echo(json.dumps(JobSpec.model_json_schema(), indent=2))

@@ -8,6 +8,7 @@
     ├── ModelError           a model or tokenizer we cannot or will not run (exit 2)
     │   └── CapacityError    the model, or every row, does not fit memory  (exit 2)
     └── OutputError          the output folder                             (exit 2)
+        └── StorageError     it failed after generation had begun          (exit 4)
 
 Anything else that escapes is a bug (exit 1).
 """
@@ -19,6 +20,8 @@ from collections.abc import Sequence
 
 class BatchgenError(Exception):
     """A mistake a user can mend. The message says what, where and what to do; it is shown without a traceback."""
+
+    exit_code = 2
 
 
 class SpecError(BatchgenError):
@@ -51,3 +54,9 @@ class CapacityError(ModelError):
 
 class OutputError(BatchgenError):
     """The output folder cannot be used."""
+
+
+class StorageError(OutputError):
+    """The output cannot be written although generation has begun, for example to a full disk."""
+
+    exit_code = 4

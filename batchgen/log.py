@@ -8,22 +8,11 @@ from __future__ import annotations
 import json
 import logging
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-import click
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
+from batchgen.console import echo
 
 LogFormat = Literal["text", "json"]
-
-
-def progress_bar(name: str | None, *, total: int | None = None, initial: int = 0, quiet: bool = False) -> tqdm:
-    """A bar of rows on stderr; it shows nothing where stderr is no terminal, or if `quiet`."""
-    from tqdm import tqdm  # not above: `batchgen --help` has no use for it
-
-    # None: tqdm finds out whether stderr is a terminal
-    return tqdm(desc=name, total=total, initial=initial, unit="row", disable=True if quiet else None)
 
 
 def event(name: str, **fields: Any) -> dict[str, Any]:
@@ -42,7 +31,7 @@ def log_to_stderr(level: int, format: LogFormat = "text") -> None:
 
 class _EchoHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(self.format(record), err=True)
+        echo(self.format(record), err=True)
 
 
 class _TextFormatter(logging.Formatter):

@@ -1,4 +1,6 @@
-"""Interrupt: SIGINT and SIGTERM end a run. The first signal ends it after committing, a second one at once.
+"""Interrupt: SIGINT and SIGTERM end a run; SIGHUP, the loss of the terminal, does not.
+
+The first signal ends the run after committing, a second one at once.
 
 Knows signals; knows nothing of rows. Imports nothing heavy, so that it can watch while the rest is imported.
 """
@@ -36,6 +38,8 @@ class Interrupt:
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():  # only this thread may set handlers
             self._previous = {signum: signal.signal(signum, self._handle) for signum in _SIGNALS}
+            if hasattr(signal, "SIGHUP"):  # a run outlives its terminal
+                self._previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         return self
 
     def __exit__(self, *_: object) -> None:

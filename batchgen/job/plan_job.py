@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from batchgen.console import progress_bar
 from batchgen.engine.admission import ExpectedTokens
 from batchgen.errors import CapacityError, OutputError
 from batchgen.io.input.readers import open_input
@@ -24,7 +25,6 @@ from batchgen.job.plan_report import (
 )
 from batchgen.job.pool import bytes_for_steps, fit_pool, plan_rows
 from batchgen.job.run_config import RunConfig, make_encoder, make_sampling, resolve_job
-from batchgen.log import progress_bar
 from batchgen.models.device import available_memory
 from batchgen.models.kv_cache import PoolSize, block_bytes
 from batchgen.models.load import check_weights_fit

@@ -6,7 +6,8 @@ import logging
 import time
 from types import TracebackType
 
-from batchgen.log import event, progress_bar
+from batchgen.console import progress_bar
+from batchgen.log import event
 from batchgen.stats.counters import RunStats
 
 _REDRAW_SECONDS = 0.2

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -16,6 +17,8 @@ import torch
 import transformers
 
 from batchgen import __version__
+from batchgen.console import progress_bar
+from batchgen.errors import OutputError, StorageError
 from batchgen.io.input.readers import open_input
 from batchgen.io.output.folder import OutputFolder, atomic_write
 from batchgen.io.output.schema import output_schema
@@ -28,7 +31,7 @@ from batchgen.job.results import Results, WorkLog
 from batchgen.job.run_config import RunConfig, make_encoder, make_sampling, resolve_job
 from batchgen.job.session import Start, open_session
 from batchgen.job.settings import Setting, dump_yaml, resolved_document
-from batchgen.log import event, progress_bar
+from batchgen.log import event
 from batchgen.models.load import check_weights_fit
 from batchgen.plan.token_store import TokenStore
 from batchgen.prompts.tokenise import tokenise
@@ -87,15 +90,26 @@ def run_job(
         output_schema(source.schema, config.output.prefix, config.output.format, optional)
         generation = prepare_generation(config, rows, results, watch)
         folder.begin(state.to_json())
-        if generation is not None:
-            with watch.part("run"):
-                generation.run(results, interrupt or Interrupt(), quiet=quiet)
-        with watch.part("write"):
-            results.finish(source, config.output, {"job": str(job.path), "model": config.model.path}, optional)
-        report = _report(config, results, generation, watch, started)
-        write_report(folder, _artifact(report, generation, _resolved_job(config, generation, report, state)))
-        folder.mark_success()
+        with _storage_errors():
+            if generation is not None:
+                with watch.part("run"):
+                    generation.run(results, interrupt or Interrupt(), quiet=quiet)
+            with watch.part("write"):
+                results.finish(source, config.output, {"job": str(job.path), "model": config.model.path}, optional)
+            report = _report(config, results, generation, watch, started)
+            write_report(folder, _artifact(report, generation, _resolved_job(config, generation, report, state)))
+            folder.mark_success()
     return _log_finished(report)
+
+
+@contextmanager
+def _storage_errors() -> Iterator[None]:
+    """Turn an OutputError of the block, which follows the start of generation, into a StorageError."""
+    try:
+        yield
+    except OutputError as error:
+        advice = "the rows committed so far are kept; run the same command again to continue"
+        raise StorageError(f"{error}; {advice}") from error
 
 
 def _log_finished(report: RunReport) -> RunReport:

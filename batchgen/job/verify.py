@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from batchgen.console import progress_bar
 from batchgen.engine.request import Request
 from batchgen.errors import OutputError
 from batchgen.io.input.readers import open_input
@@ -24,7 +25,6 @@ from batchgen.job.export import refuse_other_input
 from batchgen.job.fingerprint import read_earlier_run
 from batchgen.job.generate import Generation, prepare_generation
 from batchgen.job.run_config import make_encoder, make_sampling, resolve_job
-from batchgen.log import progress_bar
 from batchgen.plan.token_store import Positions, TokenStore
 from batchgen.prompts.row_sampling import RowSampling
 from batchgen.prompts.tokenise import tokenise

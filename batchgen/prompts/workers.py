@@ -24,12 +24,22 @@ from batchgen.prompts.prompt import Prompts
 _TOKENS_BEFORE_WORKERS = 2_000_000
 _MAX_WORKERS = 8  # with more, reading and storing in this process is the bottleneck
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 RowsAndPrompts = tuple[Sequence[Row], Prompts]
 
 _encoder: RowEncoder  # set in worker processes only
 
 
 class _Worker(SpawnProcess):
+    def start(self) -> None:
+        """Start with the signals blocked that `_init_worker` ignores: Ctrl-C during the imports prints no traceback."""
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            super().start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
     def terminate(self) -> None:
         """Kill the worker: a broken pool terminates the others and waits for them, but workers ignore SIGTERM."""
         self.kill()
@@ -101,7 +111,7 @@ def _num_cores() -> int:
 
 def _init_worker(encoder: RowEncoder) -> None:
     global _encoder
-    for signum in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and `timeout` signal every process; the parent ends workers
+    for signum in _SIGNALS:  # Ctrl-C and `timeout` signal every process; the parent ends workers
         signal.signal(signum, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are the parallelism

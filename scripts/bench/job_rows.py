@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 
+from batchgen.console import progress_bar
 from batchgen.io.input.readers import open_input
 from batchgen.job.run_config import RunConfig, make_encoder, make_sampling
-from batchgen.log import progress_bar
 from batchgen.plan.token_store import TokenStore
 from batchgen.prompts.tokenise import TokenisedRows, tokenise
 

@@ -119,7 +119,7 @@ class TinyRunner:
             output = Path(job.spec.output.path)
             report = run_job(job, quiet=True)
         except BatchgenError as error:
-            return Result(2, str(error), job_file, output)
+            return Result(error.exit_code, str(error), job_file, output)
         return Result(report.exit_code, "", job_file, output)
 
     def write(

@@ -140,8 +140,8 @@ def test_failed_rows_of_a_finished_job_run_again(run_tiny: TinyRunner) -> None:
     assert mended.exit_code == 0, mended.stderr
     result = Result(0, "", job_file, job_file.with_suffix(""))
     assert (result.report["num_resumed_rows"], result.report["num_failed"]) == (2, 0)
-    nonbreaking = run_tiny.run_file(job_file, ["output.path=whole", "engine.num_blocks=20"])
-    assert answers(result) == answers(nonbreaking)
+    uninterrupted = run_tiny.run_file(job_file, ["output.path=whole", "engine.num_blocks=20"])
+    assert answers(result) == answers(uninterrupted)
     before = snapshot(result.folder)
     assert cli_run(job_file, "--only", "failed").exit_code == 0  # nothing has failed
     assert snapshot(result.folder) == before

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from batchgen.console import progress_bar
 from batchgen.errors import InputError
 from batchgen.io.input.readers import open_input
-from batchgen.log import progress_bar
 from batchgen.plan.token_store import TokenStore
 from batchgen.prompts.encoder import RowEncoder
 from batchgen.prompts.prompt import repeated_key, rng_key, row_key
