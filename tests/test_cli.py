@@ -23,7 +23,7 @@ from batchgen.errors import CapacityError, InputError, ModelError, OutputError
 from batchgen.io.output.folder import OutputFolder
 from batchgen.job.interrupt import Interrupt, Interrupted
 from batchgen.job.run import write_report
-from tests.stats.scripted import run_script
+from tests.stats.harness import run_script
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "transformers", "pyarrow", "pydantic", "numpy", "ruamel.yaml")

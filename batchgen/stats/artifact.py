@@ -1,4 +1,4 @@
-"""RunArtifact: what a finished run says of itself, in memory, and how it is read back from its output folder."""
+"""RunArtifact: the report, tables and resolved job of a finished run, in memory or read back from its output folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RunArtifact:
-    """All that the page of a run is made of."""
+    """Everything that the page of a run is rendered from."""
 
     report: RunReport
     groups: pa.Table  # columns: tables.GROUPS
@@ -31,7 +31,7 @@ class RunArtifact:
 
 
 def read_artifact(folder: Location) -> RunArtifact:
-    """Read a finished run. Raises OutputError naming the folder or the file that is not as batchgen writes it."""
+    """Read a finished run. Raises OutputError, which names the folder or the file that cannot be used."""
     return RunArtifact(
         report=read_report(folder),
         groups=_read(folder / "stats/groups.parquet", partial(_table, schema=GROUPS)),
@@ -41,9 +41,9 @@ def read_artifact(folder: Location) -> RunArtifact:
 
 
 def read_report(folder: Location) -> RunReport:
-    """Only the `report.json` of a finished run. Raises OutputError."""
+    """Read only the `report.json` of a finished run. Raises OutputError."""
     if not (folder / "_SUCCESS").exists():
-        raise OutputError(f"{folder}: no finished run, there is no _SUCCESS in it; run its job to the end first")
+        raise OutputError(f"{folder}: no finished run: there is no _SUCCESS in it; run its job to the end first")
     return _read(folder / "report.json", lambda path: RunReport.from_json(path.read_text(encoding="utf-8")))
 
 
@@ -59,13 +59,13 @@ def _resolved_job(path: Location) -> Mapping[str, Any]:
     match document:
         case {"job": {"model": {"path": _}, "engine": {"prefix_cache": _}}, "sources": {}}:
             return document  # type: ignore[no-any-return]
-    raise ValueError("not a job.yaml as batchgen writes it into an output folder")
+    raise ValueError("not a job.yaml that batchgen wrote into an output folder")
 
 
 def _read(path: Location, read: Callable[[Location], T]) -> T:
     try:
         return read(path)
     except FileNotFoundError:
-        raise OutputError(f"{path}: missing; was the run made by another version of batchgen?") from None
+        raise OutputError(f"{path}: missing; was the run written by another version of batchgen?") from None
     except (OSError, ValueError, pa.ArrowException, YAMLError) as error:
         raise OutputError(f"{path}: cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""Compare: several runs side by side, oldest first, for trends over nights. Pure, on reports."""
+"""Compare: the reports of several runs side by side, oldest first, for trends over nights. A pure function."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any
 from batchgen.stats.format import percent
 from batchgen.stats.report import ENVIRONMENT, SECONDS, RunReport
 
-CHANGE = 0.05  # of the larger figure; two runs of one job differ by less
+CHANGE = 0.05  # of the larger figure; two runs of the same job differ by less
 
 Figure = float | str | None
 
-
 _number, _decimal = "{:,}".format, "{:,.1f}".format
 
-_FIGURES: dict[str, Callable[[Any], str]] = {  # of a report, in the order shown
+_FIGURES: dict[str, Callable[[Any], str]] = {  # field of a report -> its format, in the order shown
     **dict.fromkeys(("num_rows", "num_ok", "num_failed", "num_prompt_tokens", "num_output_tokens"), _number),
     **dict.fromkeys(("hit_rate", "hit_ceiling_rate", "hit_efficiency"), percent),
     **dict.fromkeys(("num_miss_evicted", "num_miss_order", "num_recomputed_tokens", "num_groups"), _number),
@@ -32,9 +31,9 @@ _FIGURES: dict[str, Callable[[Any], str]] = {  # of a report, in the order shown
 
 
 def compare(runs: Mapping[str, RunReport]) -> str:
-    """A table with a column a run (`runs` maps a heading to a report) and a line a figure.
+    """Return a table with one column for each run and one line for each figure.
 
-    A figure that differs from that of the run to its left by more than 5 % is marked with a star.
+    `runs` maps a heading to a report. A figure that differs by more than 5 % from the figure to its left gets a star.
     """
     ordered = dict(sorted(runs.items(), key=lambda run: run[1].started))
     lines = [["", *ordered]]

@@ -1,7 +1,7 @@
-"""Diagnosis: which pressure, if any, cost a run, how much, and the setting that would help. Pure, on a report.
+"""Diagnosis: which memory pressure, if any, slowed a run down, what it cost, and which setting would help.
 
-Three pressures, kept apart because their cures differ: a pool too small, padding, and prefixes that were not kept. A
-model that does not fit its device at all is none of them: it is refused before a run (CapacityError).
+A pure function of a report. It tells three pressures apart because their remedies differ: a pool that is too small,
+padding, and evicted prefixes. A model that does not fit its device is refused before the run (CapacityError).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from batchgen.stats.format import count, percent
 if TYPE_CHECKING:
     from batchgen.stats.report import RunReport
 
-# Below these a pressure is not worth a change of settings.
-WORK_SHARE = 0.05  # of the tokens computed, spent on what had been computed before: two runs of one job differ as much
+# A pressure below its threshold is not worth a change of settings.
+WORK_SHARE = 0.05  # of the computed tokens, those computed before: two runs of the same job differ by as much
 HELD_BACK_SHARE = 0.10  # of the rows that could run at once: a step's time grows more slowly than its rows
 PADDING_SHARE = 0.20  # of the held slots: blocks of 16 stay below it as soon as a row has 32 tokens of its own
 
-_SMALLER_BLOCKS = (64, 32, 16, 8)  # what is advised, largest first: small blocks make long tables
-NONE = "none: neither a small pool, nor padding, nor lost prefixes cost this job anything worth a change"
-_TITLES = {"pool": "pool too small", "padding": "padding", "retention": "prefixes not kept"}
+_SMALLER_BLOCKS = (64, 32, 16, 8)  # the sizes that are advised, largest first: small blocks make long block tables
+NONE = "none: neither a small KV pool, nor padding, nor evicted prefixes cost this job enough to justify a change"
+_TITLES = {"pool": "KV pool too small", "padding": "padding", "retention": "prefixes not kept"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Finding:
     """One pressure that cost more than its threshold."""
 
     kind: str  # "pool" | "padding" | "retention"
-    cost: str  # what it cost, in words and numbers
-    cure: str  # the setting that would help
+    cost: str  # a sentence for people: what it cost, with figures
+    cure: str  # a sentence for people: the setting that would help
 
     @property
     def title(self) -> str:
@@ -40,12 +40,12 @@ class Finding:
 
 
 def diagnose(report: RunReport) -> list[Finding]:
-    """At most one finding of each kind; none when no pressure cost more than its threshold."""
+    """Return at most one finding of each kind, and none when every pressure stayed below its threshold."""
     return [*_pool(report), *_padding(report), *_retention(report)]
 
 
 def finding_lines(findings: Sequence[Finding]) -> list[str]:
-    """A line for each finding, or one that says "none"."""
+    """Return one line for each finding, or one line that begins with "none"."""
     return [f"{finding.title}: {finding.cost}. {finding.cure}." for finding in findings] or [NONE]
 
 
@@ -57,13 +57,14 @@ def _pool(report: RunReport) -> Iterator[Finding]:
     costs = []
     if report.num_waiting_steps:
         costs.append(
-            f"in {report.num_waiting_steps:,} of {count(report.num_steps, 'step')} a row waited for KV blocks; of the "
-            f"rows that could have run at once {percent(held_back)} did not ({report.mean_running or 0:.1f} ran)"
+            f"in {report.num_waiting_steps:,} of {count(report.num_steps, 'step')} a row waited for KV blocks; on "
+            f"average {report.mean_running or 0:.1f} rows ran at once, and {percent(held_back)} of those that could "
+            "have run had to wait"
         )
     if report.num_preemptions:
         costs.append(
-            f"{count(report.num_preemptions, 'preemption')} made {count(report.num_recomputed_tokens, 'token')} be "
-            f"computed again ({percent(recomputed)} of all computed)"
+            f"{count(report.num_preemptions, 'preemption')} caused {count(report.num_recomputed_tokens, 'token')} to "
+            f"be recomputed ({percent(recomputed)} of all computed tokens)"
         )
     yield Finding("pool", "; ".join(costs), _cure_of_pool(report, recomputed))
 
@@ -71,27 +72,27 @@ def _pool(report: RunReport) -> Iterator[Finding]:
 def _cure_of_pool(report: RunReport, recomputed: float) -> str:
     cure = _more_blocks(report)
     if recomputed >= WORK_SHARE:
-        return f"{cure}; a higher engine.expected_tokens lets rows wait instead of being computed twice"
+        return f"{cure}; a higher engine.expected_tokens makes rows wait instead of being recomputed"
     if 2 * report.num_reservation_steps > report.num_waiting_steps:
         mean = ratio(report.num_output_tokens, report.num_samples) or 0.0
-        return f"{cure}; if engine.expected_tokens is set, lower it towards the {mean:.0f} tokens of a completion"
+        return f"{cure}; if engine.expected_tokens is set, lower it towards {mean:.0f}, the mean completion length"
     return cure
 
 
 def _more_blocks(report: RunReport) -> str:
-    """What gives a larger pool, by what decided its size."""
+    """Return the advice that leads to a larger pool; it depends on what decided the size."""
     if report.pool_reason == "engine.num_blocks":
         return f"Raise engine.num_blocks (now {report.num_blocks:,}), or leave it out"
     return (
-        f"The memory decided the pool of {report.num_blocks:,} blocks: raise engine.memory_fraction, or use a smaller "
-        "model.dtype or a device with more memory"
+        f"The available memory limited the pool to {report.num_blocks:,} blocks: raise engine.memory_fraction, or use "
+        "a smaller model.dtype or a device with more memory"
     )
 
 
 def _padding(report: RunReport) -> Iterator[Finding]:
     empty = report.internal_fragmentation or 0.0
     smaller = [size for size in _SMALLER_BLOCKS if size < report.block_size]
-    # `ceilings` are of the last session's rows, `hit_ceiling` of all.
+    # `ceilings` cover the last session's rows, `hit_ceiling` the rows of all sessions.
     now = report.ceilings.get(report.block_size, report.hit_ceiling)
     gains = {size: report.ceilings.get(size, 0) - now for size in smaller}
     gain = max(gains.values(), default=0)
@@ -101,22 +102,22 @@ def _padding(report: RunReport) -> Iterator[Finding]:
     costs = []
     if empty >= PADDING_SHARE:
         costs.append(
-            f"{percent(empty)} of the KV slots held were empty, {report.empty_slots_per_row or 0:.1f} a row"
-            + (", while rows waited for blocks" if report.num_waiting_steps else "")
+            f"{percent(empty)} of the KV slots held were empty, {report.empty_slots_per_row or 0:.1f} for each row"
+            + (", while other rows waited for blocks" if report.num_waiting_steps else "")
         )
     if gain_share >= WORK_SHARE:
         costs.append(
-            f"shared prefixes that do not fill a block of {report.block_size} were computed again: smaller blocks let "
-            f"{count(gain, 'more prompt token')} be reused ({percent(gain_share)} of all computed)"
+            f"shared prefixes that do not fill a block of {report.block_size} were recomputed: with smaller blocks "
+            f"{count(gain, 'more prompt token')} could be reused ({percent(gain_share)} of all computed tokens)"
         )
     yield Finding("padding", "; ".join(costs), f"Set engine.block_size: {_advised_size(report, smaller, gains)}")
 
 
 def _advised_size(report: RunReport, smaller: Sequence[int], gains: dict[int, int]) -> int:
-    """The largest block size that brings both costs below their thresholds, or else the smallest there is."""
+    """Return the largest block size that brings both costs below their thresholds, or else the smallest size."""
     empty, most = report.internal_fragmentation or 0.0, max(gains.values())
     for size in smaller:
-        left = empty * size / report.block_size  # a row's empty slots shrink as its last block does
+        left = empty * size / report.block_size  # a row's empty slots shrink in proportion to its last block
         missed = ratio(most - gains[size], _num_computed(report)) or 0.0
         if left / (1 - empty + left) < PADDING_SHARE and missed < WORK_SHARE:
             return size
@@ -129,16 +130,16 @@ def _retention(report: RunReport) -> Iterator[Finding]:
     if share < WORK_SHARE:
         return
     cost = (
-        f"{count(lost, 'prompt token')} that another row had computed before were computed again ({percent(share)} of "
-        "all computed)"
+        f"{count(lost, 'prompt token')} that another row had already computed were recomputed ({percent(share)} of all "
+        "computed tokens)"
     )
     if report.num_miss_evicted:
         evicted = "all" if report.num_miss_evicted >= lost else f"{report.num_miss_evicted:,}"
-        cost += f"; {evicted} of them had been given away when the pool was full"
+        cost += f"; {evicted} of them had been evicted when the pool was full"
     if report.visiting_order == "input":
-        cure = "Set engine.order: prefix, which runs the rows of a prefix one after the other"
+        cure = "Set engine.order: prefix, which runs rows with the same prefix one after the other"
     else:
-        cure = f"{_more_blocks(report)}, so that the next row's prefix can stay"
+        cure = f"{_more_blocks(report)}, so that the next row's prefix stays in the cache"
     yield Finding("retention", cost, cure)
 
 

@@ -1,6 +1,6 @@
-"""The page of a run: `report.html`, one file that needs no network and no script, and the run in sentences.
+"""The page of a run: `report.html`, one file that needs no network and no script, and the summary in sentences.
 
-Knows what is shown, and where; a pure function of the report, its tables and the resolved job.
+Knows what is shown and where. A pure function of the report, its tables and the resolved job.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ log = logging.getLogger("batchgen")
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A part of a whole."""
+    """A part of a whole, shown as a bar."""
 
     name: str
-    figure: str
+    figure: str  # as text, with its unit
     share: float  # of the whole, 0 to 1
     meaning: str = ""
 
 
 def render_page(artifact: RunArtifact) -> str:
-    """The HTML of `report.html`. Without matplotlib it and the log say what adds the plots."""
+    """Return the HTML of `report.html`. Without matplotlib there are no plots; page and log say how to add them."""
     report, engine = artifact.report, artifact.job["job"]["engine"]
     has_plots = plots.can_plot()
     if not has_plots:
@@ -76,25 +76,25 @@ def _template() -> jinja2.Template:
 
 
 _PARTS = {
-    "inspect": "model and settings looked at",
-    "tokenise": "rows read, rendered and tokenised",
-    "load": "weights read",
-    "plan": "rows ordered by prefix",
-    "prefill": "prompts computed",
-    "decode": "completions computed",
+    "inspect": "checking the model and the settings",
+    "tokenise": "reading, rendering and tokenising the rows",
+    "load": "reading the weights",
+    "plan": "ordering the rows by prefix",
+    "prefill": "computing the prompts",
+    "decode": "computing the completions",
     "rest of the run": "everything between the steps",
-    "write": "rows put back into input order",
-    "the rest": "",
+    "write": "writing the completions in input order",
+    "other": "",
 }
 
 
 def _time(report: RunReport) -> Iterator[Bar]:
-    """The parts of the whole time; a step's time is shared out between prefill and decode by its tokens."""
+    """Yield the parts of the total time; a step's time is divided by its prefill and decode tokens."""
     seconds, total = dict(report.seconds), report.seconds["total"]
     run = seconds.pop("run", 0.0)
     del seconds["total"]
     seconds["rest of the run"] = max(run - seconds["prefill"] - seconds["decode"], 0.0)
-    seconds["the rest"] = max(total - sum(seconds.values()), 0.0)
+    seconds["other"] = max(total - sum(seconds.values()), 0.0)
     for part, meaning in _PARTS.items():
         if part in seconds:
             yield Bar(part, duration(seconds[part]), seconds[part] / total, meaning)
@@ -102,13 +102,13 @@ def _time(report: RunReport) -> Iterator[Bar]:
 
 _ORIGINS = {
     "num_hit_tokens": ("reused", "found in full blocks that another row had computed"),
-    "num_copied_tokens": ("copied", "from the beginning of a block that another row goes on in another way"),
-    "num_miss_first": ("first", "no row before had it"),
-    "num_miss_tail": ("tail", "at the end of a prompt, in a block it does not fill"),
-    "num_miss_last": ("last", "a prompt's last token must be computed, and so its block was"),
-    "num_miss_evicted": ("evicted", "given away when the pool was full, and wanted again"),
-    "num_miss_order": ("order", "a row before has it, and it was not there yet"),
-    "num_miss_scored": ("scored", "a row before has it, but its logits were asked for (prompt_logprobs)"),
+    "num_copied_tokens": ("copied", "from the first part of a block that another row fills with different tokens"),
+    "num_miss_first": ("first", "computed: no earlier row has these tokens"),
+    "num_miss_tail": ("tail", "computed: at the end of a prompt, in a block that the prompt does not fill"),
+    "num_miss_last": ("last", "computed: the block was cached, but the prompt's last token needs its logits"),
+    "num_miss_evicted": ("evicted", "computed: the block was cached before, but evicted when the pool was full"),
+    "num_miss_order": ("order", "computed: an earlier row has these tokens, but had not computed them yet"),
+    "num_miss_scored": ("scored", "computed: an earlier row has these tokens, but prompt_logprobs needs their logits"),
 }
 
 
@@ -119,7 +119,7 @@ def _origins(report: RunReport) -> Iterator[Bar]:
 
 
 def _ceilings(report: RunReport) -> list[Bar]:
-    """What other block sizes would allow to reuse."""
+    """Return the prompt tokens that could be reused with other block sizes."""
     return [
         Bar(str(size), f"{report.ceilings[size]:,}", report.ceilings[size] / max(report.num_prompt_tokens, 1))
         for size in CEILING_BLOCK_SIZES
@@ -128,7 +128,7 @@ def _ceilings(report: RunReport) -> list[Bar]:
 
 
 def _groups(artifact: RunArtifact) -> list[dict[str, Any]]:
-    """The largest groups, and last the rows in no group."""
+    """Return the largest groups, and last the rows that are in no group."""
     is_group = pc.is_valid(artifact.groups["group_number"])
     groups = artifact.groups.filter(is_group).sort_by([("num_prompt_tokens", "descending")])
     shown = pa.concat_tables([groups.slice(0, _MOST_GROUPS), artifact.groups.filter(pc.invert(is_group))])
@@ -138,7 +138,7 @@ def _groups(artifact: RunArtifact) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class ShownSetting:
-    """A resolved value as text."""
+    """A resolved value of the job, as text."""
 
     key: str
     value: str
@@ -146,7 +146,7 @@ class ShownSetting:
 
 
 def _settings(job: Mapping[str, Any]) -> list[ShownSetting]:
-    """Every value of the resolved job with its source."""
+    """Return every value of the resolved job with its source."""
     leaves = [
         (f"{section}.{name}" if name else section, value)
         for section, values in job["job"].items()
@@ -159,7 +159,7 @@ def _settings(job: Mapping[str, Any]) -> list[ShownSetting]:
 
 
 def summary(report: RunReport, *, prefix_cache: bool) -> list[str]:
-    """The first things to know. `prefix_cache`: whether rows were allowed to share blocks."""
+    """Return the most important figures as sentences. `prefix_cache`: whether rows were allowed to share blocks."""
     return [*_rows(report), *_reuse(report, prefix_cache), *_speed(report), *_memory(report)]
 
 
@@ -175,39 +175,39 @@ def _reuse(report: RunReport, prefix_cache: bool) -> Iterator[str]:
     hits = f"{report.num_hit_tokens:,} of {report.num_prompt_tokens:,} prompt tokens ({share})"
     at_size = f"this job's prompts allow at block size {report.block_size}"
     if not prefix_cache:
-        yield "No prompt token was reused: engine.prefix_cache was false."
+        yield "No prompt token was reused, because engine.prefix_cache was false."
     elif not report.hit_ceiling:
         yield f"No prompt token could be reused: no two prompts have a block of {report.block_size} tokens in common."
     elif report.num_hit_tokens == report.hit_ceiling:
-        yield f"{hits} were reused: all that {at_size}."
+        yield f"{hits} were reused, the most that {at_size}."
     else:
         yield f"{hits} were reused, {percent(report.hit_efficiency)} of the {report.hit_ceiling:,} that {at_size}."
     if report.num_copied_tokens:
-        yield f"{report.num_copied_tokens:,} more were copied from blocks of which rows share the beginning."
+        yield f"{report.num_copied_tokens:,} more were copied from partially shared blocks."
     num_found = report.num_hit_tokens + report.num_copied_tokens
     if num_found and report.num_prefill_tokens:
         saved = num_found * report.seconds["prefill"] / report.num_prefill_tokens
-        yield f"At the rate of this run's prefill, computing them again would have taken {duration(saved)} more."
+        yield f"At this run's prefill rate, computing them would have taken {duration(saved)} more."
 
 
 def _speed(report: RunReport) -> Iterator[str]:
     if report.num_output_tokens:
         yield (
-            f"{count(report.num_output_tokens, 'token')} were generated, {rate(report.output_tokens_per_second)}; with "
-            f"the prompts, {rate(report.computed_tokens_per_second)} were computed."
+            f"{count(report.num_output_tokens, 'token')} were generated at {rate(report.output_tokens_per_second)}; "
+            f"prompt and output tokens together were computed at {rate(report.computed_tokens_per_second)}."
         )
 
 
 def _memory(report: RunReport) -> Iterator[str]:
     if report.internal_fragmentation is not None:
         yield (
-            f"At most {report.peak_used_blocks:,} of {count(report.num_blocks, 'KV block')} were held by running rows. "
-            f"{percent(report.internal_fragmentation)} of the slots held were empty, "
-            f"{report.empty_slots_per_row or 0:.1f} a row; had every row reserved the context limit, "
-            f"{percent(report.static_reservation_waste)} would have been."
+            f"Running rows held at most {report.peak_used_blocks:,} of {count(report.num_blocks, 'KV block')}. "
+            f"{percent(report.internal_fragmentation)} of the held slots were empty, "
+            f"{report.empty_slots_per_row or 0:.1f} for each row; if every row had reserved the context limit, "
+            f"{percent(report.static_reservation_waste)} would have been empty."
         )
     if report.sharing:
         yield (
-            f"Rows that share a prefix, and samples of one row, held their blocks together: {percent(report.sharing)} "
-            "fewer than each for itself."
+            f"Rows with a common prefix and samples of one row shared blocks, which saved {percent(report.sharing)} of "
+            "them."
         )

@@ -1,7 +1,7 @@
 """Plots of a run's steps as inline SVG, drawn by matplotlib (the extra `report`). Knows colours by name only.
 
-Every colour is a CSS variable of the page, so that one plot serves light and dark. Text stays text. An SVG scales with
-its box; a plot is therefore drawn twice, wide and narrow, and the page shows the one whose letters stay legible.
+Every colour is a CSS variable of the page, so that one plot serves the light and the dark theme. Text stays text. An
+SVG scales with its box, so each plot is drawn twice, wide and narrow, and the page shows the one that stays legible.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MOST_POINTS = 500  # more are not to be told apart
+_MOST_POINTS = 500  # more points cannot be told apart
 _POINTS_PER_INCH = 72  # of an SVG
-_WIDE, _NARROW = (760, 250), (360, 230)  # units of the viewBox; a letter is 11 of them high
+_WIDE, _NARROW = (760, 250), (360, 230)  # units of the viewBox; a letter is 11 units high
 
-# What matplotlib is told, and what stands in the page instead.
+# Colour that matplotlib is given -> colour that replaces it in the page.
 _COLOURS = {
     "#010101": "var(--ink)",
     "#020202": "var(--grid)",
@@ -54,19 +54,19 @@ _SETTINGS: dict[Any, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One plot in two shapes, each an `<svg>` element."""
+    """One plot in two sizes, each an `<svg>` element."""
 
     wide: str
     narrow: str
 
 
 def can_plot() -> bool:
-    """Whether matplotlib is there."""
+    """Return whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 
 def plot_blocks(steps: pa.Table, block_size: int) -> Plot:
-    """KV blocks over time, split by what they held. `steps` has at least one row."""
+    """Plot the KV blocks over time, split by what they held. `steps` must have at least one row."""
     columns = _columns(steps)
     empty = columns["num_empty_slots"] / block_size
     parts = [columns["num_used_blocks"] - empty, empty, columns["num_idle_blocks"], columns["num_free_blocks"]]
@@ -80,7 +80,7 @@ def plot_blocks(steps: pa.Table, block_size: int) -> Plot:
 
 
 def plot_rows(steps: pa.Table) -> Plot:
-    """Running and waiting rows over time. `steps` has at least one row."""
+    """Plot the running and waiting rows over time. `steps` must have at least one row."""
     columns = _columns(steps)
 
     def draw(axes: Axes) -> None:
@@ -93,10 +93,10 @@ def plot_rows(steps: pa.Table) -> Plot:
 
 
 def _columns(steps: pa.Table) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
-    """At most 500 steps, evenly spaced."""
+    """Return the columns of at most 500 evenly spaced steps."""
     chosen = np.unique(np.linspace(0, steps.num_rows - 1, _MOST_POINTS).round().astype(np.int64))
-    few = steps.take(chosen)
-    return {name: few[name].to_numpy().astype(np.float64) for name in few.column_names}
+    sample = steps.take(chosen)
+    return {name: sample[name].to_numpy().astype(np.float64) for name in sample.column_names}
 
 
 def _draw_twice(draw: Callable[[Axes], None], title: str) -> Plot:
@@ -106,9 +106,9 @@ def _draw_twice(draw: Callable[[Axes], None], title: str) -> Plot:
 
 def _svg(draw: Callable[[Axes], None], title: str, size: Sequence[int]) -> str:
     import matplotlib as mpl
-    from matplotlib.figure import Figure  # not pyplot: no global state, no display
+    from matplotlib.figure import Figure  # not pyplot, which has global state and may need a display
 
-    salt = {"svg.hashsalt": f"{title} {size}"}  # ids of its own for every svg, the same in every run
+    salt = {"svg.hashsalt": f"{title} {size}"}  # gives every svg ids of its own, which are the same in every run
     with mpl.rc_context(_SETTINGS | salt):
         width, height = (length / _POINTS_PER_INCH for length in size)
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -125,7 +125,7 @@ def _svg(draw: Callable[[Axes], None], title: str, size: Sequence[int]) -> str:
 
 
 def _for_page(svg: str, title: str) -> str:
-    """The `<svg>` element alone: no ids that two plots would share, nothing but the viewBox to size it."""
+    """Return only the `<svg>` element, without ids that two plots would share, and sized by its viewBox alone."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<svg[^>]*?(viewBox=\"[^\"]*\")[^>]*>", rf'<svg \1 role="img" aria-label="{title}">', svg, count=1)
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)

@@ -2,7 +2,7 @@
 
     prompt_tokens = hit + copied + first + tail + last + evicted + order + scored
 
-asserted wherever they are summed up. What is computed again after a preemption is counted elsewhere, never here.
+This sum is asserted wherever it is formed. Tokens recomputed after a preemption are counted in `RunStats`, never here.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ class PromptTokens:
 
     hit: int = 0  # found in full blocks
     copied: int = 0  # found at the beginning of one more block, and copied
-    first: int = 0  # no row visited before had this full block
+    first: int = 0  # no row visited before has this full block
     tail: int = 0  # not in a full block
-    last: int = 0  # in a full block that was there, but the prompt's last token must be computed
-    evicted: int = 0  # was there and was given away when the pool was full
-    order: int = 0  # a row visited before has it, and it is not there yet
-    scored: int = 0  # a row visited before has it, but its own logits are asked for (prompt_logprobs)
+    last: int = 0  # in a full block that was cached, but the prompt's last token must be computed for its logits
+    evicted: int = 0  # was cached, and evicted when the pool was full
+    order: int = 0  # a row visited before has it, but has not computed it yet
+    scored: int = 0  # a row visited before has it, but this row needs its logits (prompt_logprobs)
 
     def __add__(self, other: PromptTokens) -> PromptTokens:
         return PromptTokens(*map(int.__add__, _COUNTS(self), _COUNTS(other)))
@@ -33,16 +33,16 @@ class PromptTokens:
 
     @property
     def found(self) -> int:
-        """Not computed: in full blocks and by copies."""
+        """The tokens that were not computed: found in full blocks or copied."""
         return self.hit + self.copied
 
     @property
     def misses(self) -> dict[str, int]:
-        """Missed tokens by cause."""
+        """The tokens that were computed, by cause."""
         return {cause.name: getattr(self, cause.name) for cause in fields(self)[2:]}
 
-    def without(self, num_tokens: int) -> PromptTokens:
-        """`num_tokens` of the misses are copied after all: those that come first in the prompt."""
+    def with_copied(self, num_tokens: int) -> PromptTokens:
+        """Return these counts with the first `num_tokens` missed tokens of the prompt counted as copied."""
         left, misses = num_tokens, {}
         for cause in ("order", "evicted", "last", "first", "tail"):
             misses[cause] = max(getattr(self, cause) - left, 0)
@@ -50,7 +50,7 @@ class PromptTokens:
         return PromptTokens(self.hit, self.copied + num_tokens - left, **misses)
 
 
-_COUNTS = attrgetter(*(count.name for count in fields(PromptTokens)))  # dataclasses.astuple copies, number by number
+_COUNTS = attrgetter(*(count.name for count in fields(PromptTokens)))  # dataclasses.astuple deep-copies every number
 
 
 def origin_of_prompt(
@@ -63,15 +63,15 @@ def origin_of_prompt(
     has_evicted: bool,
     is_scored: bool = False,
 ) -> PromptTokens:
-    """Account for a prompt at its first admission.
+    """Return the origin of every token of a prompt at its first admission.
 
-    `num_matched` tokens were found in full blocks and `num_copied` behind them; `num_seen` leading tokens had been in a
-    row visited before (the plan knows); `has_evicted`: the cache has given blocks away in this run, which is then why a
-    seen block is missing; `is_scored`: the prompt is computed whatever is there.
+    `num_matched` tokens were found in full blocks and `num_copied` directly after them. The first `num_seen` tokens are
+    also in a row visited before, as the plan knows. `has_evicted`: the cache has evicted blocks in this run, which is
+    then why a seen block is missing. `is_scored`: the whole prompt is computed, whatever the cache holds.
     """
     num_full = num_tokens // block_size * block_size
     num_seen = min(num_seen // block_size * block_size, num_full)
-    assert num_matched <= num_seen, "a block was found that no earlier row has"
+    assert num_matched <= num_seen, "a block was matched that no earlier row has"
     if is_scored:
         return PromptTokens(first=num_full - num_seen, tail=num_tokens - num_full, scored=num_seen)
     missing = num_seen - num_matched
@@ -84,6 +84,6 @@ def origin_of_prompt(
         last=last,
         evicted=lost if has_evicted else 0,
         order=0 if has_evicted else lost,
-    ).without(num_copied)
-    assert origin.total == num_tokens, "a prompt token has no origin, or two"
+    ).with_copied(num_copied)
+    assert origin.total == num_tokens, "a prompt token has no origin or two origins"
     return origin

@@ -1,6 +1,6 @@
 """RunReport: the versioned artifact of a run. Knows figures and their names; knows no engine and no page.
 
-Flat on purpose: one field is one column of `stats/job.parquet`, so that many nights make one table.
+It is flat on purpose: each field is a column of `stats/job.parquet`, so that many nights can be read as one table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from batchgen.stats.stopwatch import Part
 
 SCHEMA_VERSION = 1
 
-# The keys of the mappings of a report: fixed, since each is a column.
+# The keys of a report's mappings. They are fixed, since each one is a column.
 SECONDS = (*get_args(Part), "prefill", "decode", "total")
 CEILING_BLOCK_SIZES = (8, 16, 32, 64, 128)
 ENVIRONMENT = ("batchgen", "torch", "transformers", "python", "device", "dtype")
@@ -30,20 +30,20 @@ _TABLE_WIDTH = 120
 
 @dataclass(slots=True)
 class RowCounts:
-    """How the rows ended; fed with every output."""
+    """Counts how the rows ended."""
 
     num_ok: int = 0
     num_failed: int = 0
-    num_resumed: int = 0  # of these two, from earlier sessions
-    errors: Counter[str] = field(default_factory=Counter)  # what went wrong, without the row's place
+    num_resumed: int = 0  # those of num_ok and num_failed that earlier sessions committed
+    errors: Counter[str] = field(default_factory=Counter)  # kind of error -> rows
 
     @property
     def num_done(self) -> int:
-        """Rows that ended, in either way."""
+        """The rows that ended, good or failed."""
         return self.num_ok + self.num_failed
 
     def observe(self, output: RequestOutput) -> None:
-        """A row is done."""
+        """Count a finished row."""
         if output.finish_reason is FinishReason.ERROR:
             self.num_failed += 1
             self.errors[_kind(output.error or "")] += 1
@@ -52,25 +52,25 @@ class RowCounts:
 
 
 def _kind(error: str) -> str:
-    """An error without its place and its numbers, so that a thousand rows with one fault are one kind."""
+    """Strip location and numbers from an error message, so that rows with the same fault are counted as one kind."""
     words = error.split(": ", 1)[-1].split()
     return " ".join("…" if any(c.isdigit() for c in word) else word for word in words)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedFigures:
-    """What was known before the run; all 0 when no row was left to run."""
+    """Figures that are known before the run; all 0 when no row was left to run."""
 
-    num_unique_tokens: int = 0  # prompt tokens that any engine must compute, block borders aside
-    hit_ceiling: int = 0  # most prompt tokens that full blocks allow to reuse
-    ceilings: Mapping[int, int] = field(default_factory=dict)  # the same for other block sizes
+    num_unique_tokens: int = 0  # prompt tokens that any engine must compute, whatever its block size
+    hit_ceiling: int = 0  # the most prompt tokens that can be reused in full blocks
+    ceilings: Mapping[int, int] = field(default_factory=dict)  # block size -> hit ceiling
     num_blocks: int = 0
     pool_reason: str = "no row to run"
 
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """Everything measured in a run. Tokens unless a name says otherwise; None where nothing ran."""
+    """Everything that was measured in a run, in tokens unless a name says otherwise; None where nothing ran."""
 
     schema_version: int
     started: str  # local time, ISO 8601
@@ -79,14 +79,14 @@ class RunReport:
     num_ok: int
     num_failed: int
     errors: Mapping[str, int]  # kind -> rows, the most common first
-    # where the prompts' KV came from: num_prompt_tokens = num_hit_tokens + num_copied_tokens + the causes of a miss
+    # Where the prompts' KV came from: num_prompt_tokens = num_hit_tokens + num_copied_tokens + all num_miss_*.
     num_prompt_tokens: int
     num_hit_tokens: int
-    num_miss_first: int  # no row before had it
+    num_miss_first: int  # no earlier row has them
     num_miss_tail: int  # not in a full block
     num_miss_last: int  # a prompt's last token must be computed
-    num_miss_evicted: int  # given away when the pool was full
-    num_miss_order: int  # a row before has it, and it was not there yet
+    num_miss_evicted: int  # evicted when the pool was full
+    num_miss_order: int  # an earlier row has them, but had not computed them yet
     num_recomputed_tokens: int  # lost by preemption and computed again
     hit_rate: float | None
     hit_ceiling: int
@@ -96,7 +96,7 @@ class RunReport:
     ceilings: Mapping[int, int]  # block size -> hit ceiling
     # KV memory
     visiting_order: str  # "prefix" | "input"
-    num_groups: int  # prefix groups that had a row
+    num_groups: int  # prefix groups of which a row ran
     block_size: int
     num_blocks: int
     pool_reason: str  # what decided the number of blocks
@@ -105,65 +105,65 @@ class RunReport:
     peak_internal_fragmentation: float | None
     empty_slots_per_row: float | None
     num_refused_though_free: int  # external fragmentation
-    static_reservation_waste: float | None  # what reserving the context limit for every row would have left empty
+    static_reservation_waste: float | None  # empty share of the slots if every row reserved the context limit
     sharing: float | None
     # pressure
     num_steps: int
-    num_waiting_steps: int  # in which the pool held a row back
-    num_reservation_steps: int  # of those: only the room kept for expected output did
-    held_back_share: float | None  # of the rows that could have run at once, mean over steps
+    num_waiting_steps: int  # steps in which the pool kept a row waiting
+    num_reservation_steps: int  # of those: steps in which only the reservation for expected output did
+    held_back_share: float | None  # of the rows that could have run at once; mean over steps
     num_preemptions: int
     mean_running: float | None
     peak_running: int
     # speed
     num_output_tokens: int
-    num_prefill_tokens: int  # computed, those computed again included
+    num_prefill_tokens: int  # computed, recomputed ones included
     num_decode_tokens: int
     output_tokens_per_second: float | None
-    prompt_tokens_per_second: float | None  # hits included: what a user sees go by
+    prompt_tokens_per_second: float | None  # hits included: the rate at which the input is consumed
     computed_tokens_per_second: float | None
     seconds: Mapping[str, float]  # by part, and "total"; prefill and decode are parts of "run"
-    tail_share: float | None  # of the run's time, for the last 5 % of the rows to end
+    tail_share: float | None  # share of the run's time in which the last 5 % of the rows ended
     slowest_rows: Sequence[RowTime]  # slowest first
-    findings: Sequence[Finding]  # what cost this job; empty when nothing did
+    findings: Sequence[Finding]  # the diagnosis; empty when no pressure exceeded its threshold
     environment: Mapping[str, str]
-    # 0 in reports of a time when nothing could be resumed. Steps, groups and slow rows are those of the last session
-    num_resumed_rows: int = 0
-    num_miss_scored: int = 0  # a row before had it, but its logits were asked for; the sixth cause of a miss
-    num_copied_tokens: int = 0  # prompt tokens copied from the beginning of a block; hits, beside num_hit_tokens
-    num_samples: int = 0  # that ended: `sampling.n` for every row that ran
-    num_overrun_tokens: int = 0  # computed for rows that had ended, which was not known yet; no output tokens
+    # The fields from here on have defaults, since reports written before they existed lack them.
+    num_resumed_rows: int = 0  # steps, groups and slowest rows are those of the last session only
+    num_miss_scored: int = 0  # an earlier row has them, but their logits were needed; the sixth cause of a miss
+    num_copied_tokens: int = 0  # copied from the first part of a block; hits, not included in num_hit_tokens
+    num_samples: int = 0  # completions that ended: `sampling.n` for every row that ran
+    num_overrun_tokens: int = 0  # computed for rows that had ended, which the host did not know yet; never output
 
     @classmethod
     def from_json(cls, text: str) -> RunReport:
-        """Read the content of `report.json`. Raises ValueError if it is none, or one of another version."""
+        """Read the content of `report.json`. Raises ValueError if it is not a report, or one of another version."""
         values = json.loads(text)
         version = values.get("schema_version") if isinstance(values, dict) else None
         if version != SCHEMA_VERSION:
-            raise ValueError(f"schema_version is {version}, this batchgen reads {SCHEMA_VERSION}")
+            raise ValueError(f"schema_version is {version}; this version of batchgen reads {SCHEMA_VERSION}")
         try:
-            report = cls(**{**values, **_revived(values)})
-            report.table()  # every figure can be shown
-            assert set(report.seconds) == set(SECONDS), "seconds by other parts"
+            report = cls(**{**values, **_typed_values(values)})
+            report.table()  # checks that every figure can be shown
+            assert set(report.seconds) == set(SECONDS), "seconds has other parts"
         except (TypeError, KeyError, AttributeError, ValueError, AssertionError) as error:
-            raise ValueError(f"not the fields of a report: {error}") from error
+            raise ValueError(f"the fields are not those of a report: {error}") from error
         return report
 
     @property
     def exit_code(self) -> int:
-        """0: every row is good; 3: some failed."""
+        """The exit code of the run: 0 if every row is good, 3 if some failed."""
         return 3 if self.num_failed else 0
 
     def to_json(self) -> str:
-        """The content of `report.json`."""
+        """Return the content of `report.json`."""
         return json.dumps(asdict(self), indent=2, allow_nan=False) + "\n"
 
     def summary(self) -> str:
-        """The last line of a run."""
+        """Return the last line that a run prints."""
         return f"ok={self.num_ok} failed={self.num_failed}"
 
     def table(self) -> str:
-        """The figures a user looks at first."""
+        """Return the figures that a user looks at first, one on each line."""
         lines = {
             "rows": f"{self.num_rows:,}: {self.num_ok:,} ok, {self.num_failed:,} failed"
             + (f"; {self.num_resumed_rows:,} of them before this session" if self.num_resumed_rows else ""),
@@ -190,19 +190,19 @@ class RunReport:
         return "\n".join([*table, f"{'diagnosis':<{width}}{diagnosis[0].lstrip()}", *diagnosis[1:]])
 
     def _hits(self) -> str:
-        """Hits in full blocks beside their ceiling, and what copies added."""
+        """Return the rate of hits in full blocks beside its ceiling, and the share that was copied."""
         full = ratio(self.num_hit_tokens, self.num_prompt_tokens)
         copied = ratio(self.num_copied_tokens, self.num_prompt_tokens)
         return f"{percent(full)} of prompt tokens (the most this job allows: {percent(self.hit_ceiling_rate)})" + (
-            f", and {percent(copied)} copied from half-shared blocks" if self.num_copied_tokens else ""
+            f", and {percent(copied)} copied from partially shared blocks" if self.num_copied_tokens else ""
         )
 
 
-_ALL_FAILED = "every row failed; see their errors"
+_ALL_FAILED = "every row failed; the column `error` says why"
 
 
-def _revived(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON does not keep: keys that are numbers, and our own types."""
+def _typed_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Restore the types that JSON does not keep: integer keys and the dataclasses of this package."""
     return {
         "ceilings": {int(size): tokens for size, tokens in values["ceilings"].items()},
         "slowest_rows": [RowTime(**row) for row in values["slowest_rows"]],
@@ -220,7 +220,7 @@ def make_report(
     seconds: Mapping[str, float],
     environment: Mapping[str, str],
 ) -> RunReport:
-    """Put a run's counters together. `seconds` has the parts of the run; those of the steps are added."""
+    """Make the report of a run from its counters. `seconds` has the parts of the run; prefill and decode are added."""
     prompt, run_seconds = stats.prompt, seconds.get("run", 0.0)
     assert prompt.total == prompt.found + sum(prompt.misses.values())
     assert environment.keys() == set(ENVIRONMENT)

@@ -1,7 +1,7 @@
-"""Earlier sessions of a run: what their committed rows came to, and the work they did. Knows figures only.
+"""Earlier sessions of a run: the sums over their committed rows, and the work they did. Knows figures only.
 
-Rows count in the session that commits them, so every figure of prompts and outputs is exact, also after a kill. Work
-(steps, computed tokens, seconds) counts up to the last time that it was noted, which is at every commit.
+A row counts in the session that commits it, so every figure of prompts and outputs is exact, also after a kill. Work
+(steps, computed tokens, seconds) is saved at every commit; after a kill, the work since the last commit is missing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NOT_WORK = {"block_size", "max_model_len", "num_output_tokens", "num_samples"}
 
 @dataclass(slots=True)
 class CommittedRows:
-    """Sums over rows whose origin is known: those that ran in an earlier session of this very run."""
+    """Sums over the committed rows whose origin is known: those that an earlier session of this run generated."""
 
     num_rows: int = 0
     num_samples: int = 0
@@ -42,7 +42,7 @@ class CommittedRows:
             self.num_unique_tokens += origin[-1]
 
     def add_to(self, stats: RunStats) -> None:
-        """Let a session count on from here. Its groups are those of its own rows: these are in none of them."""
+        """Add these sums to a session's counters. Prefix groups hold only the session's own rows, so none of these."""
         if self.num_rows:
             stats.prompt += self.prompt
             stats.num_output_tokens += self.num_output_tokens
@@ -51,18 +51,18 @@ class CommittedRows:
 
 
 def origin_values(prompt: PromptTokens, hit_ceiling: int, num_unique_tokens: int) -> list[int]:
-    """What the journal keeps of a row, so that `CommittedRows` can count it."""
+    """Return the values that the journal keeps with a row, so that `CommittedRows` can count it."""
     return [*asdict(prompt).values(), hit_ceiling, num_unique_tokens]
 
 
 def work_of(stats: RunStats) -> dict[str, float]:
-    """The counters of steps, by name."""
+    """Return the counters of steps, by name."""
     values = {each.name: getattr(stats, each.name) for each in fields(stats) if each.name not in _NOT_WORK}
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
 def add_work(stats: RunStats, work: Mapping[str, float]) -> None:
-    """Let the counters of steps go on from those of earlier sessions; of peaks the higher counts."""
+    """Add the counters of steps of earlier sessions; of a peak the higher value is kept."""
     for name, value in work.items():
         now = getattr(stats, name)
         setattr(stats, name, max(now or 0, value) if name.startswith("peak_") else now + value)

@@ -11,37 +11,37 @@ Part = Literal["inspect", "tokenise", "load", "plan", "run", "write"]  # in the 
 
 
 class Stopwatch:
-    """Seconds by part, in the order the parts were first timed. The parts are fixed: each is a column of the stats."""
+    """Measures seconds by part. The parts are fixed, since each one is a column of `stats/job.parquet`."""
 
     def __init__(self) -> None:
-        self._begin = time.perf_counter()
+        self._start = time.perf_counter()
         self._seconds: dict[str, float] = {}
-        self._begun: dict[str, float] = {}  # parts that are being timed
-        self._earlier = 0.0
+        self._part_starts: dict[str, float] = {}  # of the parts that are being timed
+        self._earlier = 0.0  # seconds of earlier sessions
 
     @contextmanager
     def part(self, name: Part) -> Iterator[None]:
-        """Time a block of code; a part timed twice is added up."""
-        self._begun[name] = time.perf_counter()
+        """Time a block of code; the times of a part that is timed twice are added."""
+        self._part_starts[name] = time.perf_counter()
         try:
             yield
         finally:
-            self._add(name, time.perf_counter() - self._begun.pop(name))
+            self._add(name, time.perf_counter() - self._part_starts.pop(name))
 
     def resume_from(self, seconds: Mapping[str, float]) -> None:
-        """Add what `seconds` gave in an earlier session."""
+        """Add the result of `seconds` of an earlier session."""
         self._earlier += seconds["total"]
         for name, value in seconds.items():
             if name != "total":
                 self._add(name, value)
 
     def seconds(self) -> dict[str, float]:
-        """Every part, 0 for one that has not been, and the total since the start. What is being timed counts too."""
+        """Return the seconds of every part, 0 for one that was not timed, and the total. Running parts count too."""
         now = time.perf_counter()
         seconds = {**self._seconds, **{part: 0.0 for part in get_args(Part) if part not in self._seconds}}
-        for name, begin in self._begun.items():
-            seconds[name] += now - begin
-        return {**seconds, "total": self._earlier + now - self._begin}
+        for name, start in self._part_starts.items():
+            seconds[name] += now - start
+        return {**seconds, "total": self._earlier + now - self._start}
 
     def _add(self, name: str, seconds: float) -> None:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds

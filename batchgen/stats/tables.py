@@ -1,6 +1,6 @@
-"""The three tables of `stats/`, as Arrow tables. Knows columns and their types; docs/report.md says what they mean.
+"""The three tables of `stats/` as Arrow tables. Knows columns and their types; docs/report.md defines their meaning.
 
-Types and columns are the same in every run, whatever ran, so that the files of many nights make one table.
+Columns and types are the same in every run, so that the files of many nights can be read as one table.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from batchgen.stats.diagnosis import Finding
 from batchgen.stats.prompt_tokens import PromptTokens
 from batchgen.stats.report import CEILING_BLOCK_SIZES, ENVIRONMENT, SECONDS, RunReport
 
-_GROUPS_AT_ONCE = 10_000  # there may be millions, and rows as dictionaries are large
+_GROUPS_AT_ONCE = 10_000  # groups converted at a time: there may be millions, and rows as dictionaries are large
 
 
 class GroupPrefix(NamedTuple):
     """What the plan knows of a prefix group."""
 
-    first_row_index: int  # of its rows in visiting order
-    num_tokens: int  # that all its rows begin with, in full blocks
+    first_row_index: int  # its row that comes first in the input
+    num_tokens: int  # length of the prefix that all its rows share, in full blocks
 
 
 class _Flattened(NamedTuple):
-    """A mapping of the report that becomes a column a key."""
+    """A mapping of the report that becomes one column for each key."""
 
     prefix: str
     keys: Sequence[Any]
@@ -93,7 +93,7 @@ STEPS = pa.schema(
 
 
 def job_table(report: RunReport) -> pa.Table:
-    """One row: every field of the report."""
+    """Return a table with one row, which has every field of the report."""
     values = {field.name: getattr(report, field.name) for field in fields(report)}
     for name, (prefix, keys, _) in _FLATTENED.items():
         mapping = values.pop(name)
@@ -105,7 +105,7 @@ def job_table(report: RunReport) -> pa.Table:
 
 
 def groups_table(groups: Mapping[int | None, GroupStats], prefix_of: Callable[[int], GroupPrefix]) -> pa.Table:
-    """A row for every group that ran, in the order of their numbers, and last, if any, one for the rows in no group."""
+    """Return a row for every group that ran, in the order of their numbers, and last one for the rows in no group."""
     numbers = sorted(groups, key=lambda number: (number is None, number))
     batches = [
         pa.RecordBatch.from_pylist([_group_row(n, groups[n], prefix_of) for n in numbers[start:stop]], GROUPS)
@@ -131,6 +131,6 @@ def _group_row(number: int | None, group: GroupStats, prefix_of: Callable[[int],
 
 
 def steps_table(log: StepLog) -> pa.Table:
-    """A row a sampled step."""
+    """Return one row for each sampled step."""
     rows = [{"step": number, "ended_at_seconds": end, **asdict(step)} for number, end, step in log.samples]
     return pa.Table.from_pylist(rows, schema=STEPS)

@@ -1,4 +1,4 @@
-"""What a run says of itself is read back as it was written, and what is no finished run is refused by name."""
+"""An artifact is read back equal to what was written; a folder without a finished run is refused by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from batchgen.io.output.folder import OutputFolder
 from batchgen.job.run import write_report
 from batchgen.stats.artifact import RunArtifact, read_artifact, read_report
 from batchgen.stats.page import render_page
-from tests.stats.scripted import run_script
+from tests.stats.harness import run_script
 
 
 @pytest.fixture
@@ -32,12 +32,12 @@ def finished(tmp_path: Path, written: RunArtifact) -> Path:
     return tmp_path / "out"
 
 
-def test_it_comes_back_as_it_was(finished: Path, written: RunArtifact) -> None:
+def test_what_is_read_equals_what_was_written(finished: Path, written: RunArtifact) -> None:
     assert read_artifact(finished) == written
     assert read_report(finished) == written.report
 
 
-def test_the_page_made_anew_is_the_same(finished: Path) -> None:
+def test_the_page_rendered_again_is_the_same(finished: Path) -> None:
     assert render_page(read_artifact(finished)) == (finished / "report.html").read_text(encoding="utf-8")
 
 
@@ -47,7 +47,7 @@ def test_an_unfinished_run_is_refused(finished: Path) -> None:
         read_report(finished)
 
 
-def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="nowhere: no finished run"):
         read_artifact(tmp_path / "nowhere")
 
@@ -69,9 +69,9 @@ def test_a_table_with_other_columns_is_named(finished: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "job: {}\n", "- 1\n"])
-def test_a_job_file_that_is_not_ours_is_named(finished: Path, text: str) -> None:
+def test_a_job_file_that_batchgen_did_not_write_is_named(finished: Path, text: str) -> None:
     (finished / "job.yaml").write_text(text)
-    with pytest.raises(OutputError, match=r"job\.yaml: cannot be read: not a job\.yaml as batchgen writes it"):
+    with pytest.raises(OutputError, match=r"job\.yaml: cannot be read: not a job\.yaml that batchgen wrote"):
         read_artifact(finished)
 
 
@@ -79,5 +79,5 @@ def test_a_job_file_that_is_not_ours_is_named(finished: Path, text: str) -> None
 def test_a_report_with_other_values_is_named(finished: Path, key: str, value: object) -> None:
     values = json.loads((finished / "report.json").read_text())
     (finished / "report.json").write_text(json.dumps({**values, key: value}))
-    with pytest.raises(OutputError, match=r"report\.json: cannot be read: not the fields of a report"):
+    with pytest.raises(OutputError, match=r"report\.json: cannot be read: the fields are not those of a report"):
         read_report(finished)

@@ -1,4 +1,4 @@
-"""Runs side by side."""
+"""The comparison of runs: their order, and which figures get a star."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from batchgen.stats.compare import compare
 from batchgen.stats.report import RunReport
-from tests.stats.scripted import run_script
+from tests.stats.harness import run_script
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +32,10 @@ def test_only_what_changed_by_more_than_a_few_percent_is_marked(monday: RunRepor
     wednesday = replace(monday, started="2026-01-07T01:00:00", output_tokens_per_second=90.0)
     table = compare({"mon": monday, "tue": tuesday, "wed": wednesday})
     assert cells(table, "output_tokens_per_second") == ["100.0", "97.0", "90.0", "*"]
-    assert table.count("*") == 2  # that one, and the line that says what it means
+    assert table.count("*") == 2  # this one, and the legend
 
 
-def test_a_figure_that_came_or_went_is_marked(monday: RunReport) -> None:
+def test_a_figure_that_one_of_two_runs_lacks_is_marked(monday: RunReport) -> None:
     nothing = replace(monday, started="2026-01-06T01:00:00", hit_rate=None)
     assert cells(compare({"mon": monday, "tue": nothing}), "hit_rate")[-2:] == ["-", "*"]
 

@@ -1,13 +1,17 @@
-"""RunStats: two or three events by hand."""
+"""The counters: figures of two or three events that are checked by hand, the step log and the slowest rows."""
 
 from __future__ import annotations
 
+from itertools import count, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from batchgen.stats.counters import RowTime, RunStats, StepStats
+from batchgen.engine import observer
+from batchgen.stats.counters import RowTime, RunStats, SlowestRows, StepLog, StepStats
 from batchgen.stats.prompt_tokens import PromptTokens
+from tests.stats.harness import run_script
 
 
 def step(used: int, empty: int, **changes: Any) -> StepStats:
@@ -48,7 +52,7 @@ def test_fragmentation_is_a_mean_over_time_and_a_peak() -> None:
     assert stats.empty_slots_per_row == 1.0
 
 
-def test_nothing_ran_means_no_figure() -> None:
+def test_without_a_row_every_share_is_none() -> None:
     stats = make_stats()
     stats.observe_step(step(used=0, empty=0), 1.0)
     figures = (
@@ -70,7 +74,7 @@ def test_sharing_is_what_logical_blocks_saved() -> None:
     assert stats.sharing == 0.25
 
 
-def test_static_reservation_would_have_left_most_slots_empty() -> None:
+def test_static_reservation_waste_is_the_share_that_stays_empty() -> None:
     stats = make_stats()
     stats.observe_step(step(used=4, empty=4, num_stored_tokens=12), 1.0)  # of 2 rows with 32 slots each
     assert stats.static_reservation_waste == 1 - 12 / 64
@@ -84,13 +88,13 @@ def test_rows_held_back_are_a_share_of_those_that_could_have_run() -> None:
     assert stats.mean_running == 3.0
 
 
-def test_a_step_is_shared_out_by_its_tokens() -> None:
+def test_the_time_of_a_step_is_divided_by_its_tokens() -> None:
     stats = make_stats()
     stats.observe_step(step(used=1, empty=0), 1.0)
     assert (stats.prefill_seconds, stats.decode_seconds) == (0.75, 0.25)
 
 
-def test_groups_and_all_rows_add_up() -> None:
+def test_a_row_counts_in_its_group_and_in_the_run() -> None:
     stats = make_stats()
     stats.observe_prompt(PromptTokens(hit=4, tail=1), group=0)
     stats.observe_prompt(PromptTokens(first=8, tail=1), group=None)
@@ -108,3 +112,36 @@ def test_tail_share(ends: list[float], share: float) -> None:
     for end in ends:
         stats.observe_end(RowTime(1.0, 0, 1), None, end)
     assert stats.tail_share() == pytest.approx(share)
+
+
+def test_a_long_run_keeps_every_nth_step() -> None:
+    log = StepLog()
+    for number in range(20_000):
+        log.append(float(number), step(used=1, empty=0))
+    numbers = [number for number, _, _ in log.samples]
+    assert len(numbers) <= 4096
+    assert numbers[0] == 0
+    assert {b - a for a, b in pairwise(numbers)} == {8}
+
+
+def test_a_short_run_keeps_all() -> None:
+    log = StepLog()
+    for number in range(10):
+        log.append(float(number), step(used=1, empty=0))
+    assert [end for _, end, _ in log.samples] == [float(n) for n in range(10)]
+
+
+def test_the_twenty_slowest_are_kept_slowest_first() -> None:
+    slowest = SlowestRows()
+    for row in range(1000):
+        slowest.observe(RowTime(float(row * 7 % 1000), row, 1))
+    assert [row.seconds for row in slowest.rows()] == [float(seconds) for seconds in range(999, 979, -1)]
+
+
+def test_a_rows_time_begins_with_its_first_admission(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows run one after the other: the time that the second one waits does not count."""
+    ticks = count()
+    monkeypatch.setattr(observer, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    slow, fast = run_script(["aaaa", "bbbb"], max_num_seqs=1).report.slowest_rows
+    assert {slow.row_index, fast.row_index} == {0, 1}
+    assert slow.seconds < 1.5 * fast.seconds

@@ -1,4 +1,4 @@
-"""The diagnosis of scripted jobs, one for each pressure, driven by the real plan and scheduler."""
+"""The diagnosis of scripted jobs, one for each pressure, run by the real plan and scheduler."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 from batchgen.stats.diagnosis import diagnose, finding_lines
 from batchgen.stats.report import RunReport
-from tests.stats.scripted import run_script
+from tests.stats.harness import run_script
 
 
 def prompts(num_groups: int, num_rows: int, prefix: int, own: int) -> list[str]:
-    """Rows of all groups in turn: `prefix` characters of the group, then `own` of the row."""
+    """Return rows of all groups in turn, each with `prefix` characters of its group and `own` of its own."""
     return [chr(65 + group) * prefix + chr(97 + row) * own for row in range(num_rows) for group in range(num_groups)]
 
 
@@ -23,7 +23,7 @@ def kinds(report: RunReport) -> list[str]:
     return [finding.kind for finding in report.findings]
 
 
-def test_a_well_configured_job_has_none() -> None:
+def test_a_well_configured_job_has_no_finding() -> None:
     report = run_script(LONG, block_size=16, max_tokens=32, max_batched_tokens=2048).report
     assert report.findings == []
     assert finding_lines(report.findings)[0].startswith("none: ")
@@ -37,11 +37,11 @@ def test_a_tiny_pool_makes_rows_wait() -> None:
     assert "Raise engine.num_blocks (now 24), or leave it out" in finding.cure
 
 
-def test_a_tiny_pool_that_admits_too_much_computes_twice() -> None:
+def test_a_tiny_pool_that_admits_too_many_rows_recomputes_tokens() -> None:
     report = run_script(LONG, block_size=16, max_tokens=32, num_blocks=24, expected_tokens=1).report
     assert kinds(report) == ["pool"]
     [finding] = report.findings
-    assert f"{report.num_preemptions} preemptions made {report.num_recomputed_tokens:,} tokens" in finding.cost
+    assert f"{report.num_preemptions} preemptions caused {report.num_recomputed_tokens:,} tokens" in finding.cost
     assert "a higher engine.expected_tokens" in finding.cure
 
 
@@ -66,7 +66,7 @@ def test_input_order_with_many_groups_loses_their_prefixes() -> None:
 
 @pytest.mark.parametrize(("hits", "expected"), [(951, []), (950, ["retention"])])
 def test_a_pressure_is_named_from_its_threshold_on(hits: int, expected: list[str]) -> None:
-    """Of 1,000 tokens computed, 49 or 50 might have been found."""
+    """Of 1,000 computed tokens, 49 or 50 could have been found in the cache."""
     report = run_script(LONG, block_size=16).report
     report = replace(
         report, hit_ceiling=1000, num_hit_tokens=hits, num_prefill_tokens=900, num_decode_tokens=100, ceilings={}
@@ -74,5 +74,5 @@ def test_a_pressure_is_named_from_its_threshold_on(hits: int, expected: list[str
     assert [finding.kind for finding in diagnose(report)] == expected
 
 
-def test_a_run_of_nothing_has_none() -> None:
+def test_a_run_without_rows_has_no_finding() -> None:
     assert run_script([]).report.findings == []

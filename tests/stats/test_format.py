@@ -1,4 +1,4 @@
-"""Figures in words."""
+"""Figures as text."""
 
 from __future__ import annotations
 

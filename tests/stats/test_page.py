@@ -1,4 +1,4 @@
-"""The page: one file that needs nothing else, and that says what the report says."""
+"""The page is one file that needs nothing else and shows what the report says; the summary is a few sentences."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ import pytest
 
 from batchgen.stats.artifact import RunArtifact
 from batchgen.stats.format import nonbreaking
-from batchgen.stats.page import render_page
-from tests.stats.scripted import run_script
+from batchgen.stats.page import render_page, summary
+from batchgen.stats.report import RunReport
+from tests.stats.harness import run_script
 
-VOID = {"wbr", "meta", "br", "path", "use", "rect"}  # these of our elements have no end tag, or close themselves
+SHARED = ["aaaaaaaab", "aaaaaaaac", "aaaaaaaad"]
+VOID = {"wbr", "meta", "br", "path", "use", "rect"}  # elements of the page that have no end tag or close themselves
 
 
 class Tags(HTMLParser):
-    """Counts elements and checks that they are closed in order."""
+    """Counts elements, and checks that they are closed in the right order."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -52,7 +54,7 @@ def page(artifact: RunArtifact) -> str:
     return render_page(artifact)
 
 
-def test_it_asks_for_nothing_from_anywhere(page: str) -> None:
+def test_it_loads_no_other_file(page: str) -> None:
     assert not re.search(r"https?:|src=|@import|<script|<link|<iframe", page)
     assert set(re.findall(r"(?:href=\"|url\()(.)", page)) <= {"#"}
 
@@ -65,8 +67,10 @@ def test_it_is_well_formed_and_fits_a_phone(page: str) -> None:
     assert "prefers-color-scheme: dark" in page
 
 
-def test_it_begins_with_what_was_achieved_beside_what_was_possible(page: str) -> None:
-    sentence = page.index("64 of 108 prompt tokens (59.3\u00a0%) were reused: all that this job&#39;s prompts allow")
+def test_it_begins_with_the_reuse_beside_the_most_that_is_possible(page: str) -> None:
+    sentence = page.index(
+        "64 of 108 prompt tokens (59.3\u00a0%) were reused, the most that this job&#39;s prompts allow"
+    )
     assert page.index("<h1>night-1</h1>") < sentence < page.index("<h2>")
 
 
@@ -79,13 +83,13 @@ def test_it_shows_settings_with_their_sources(page: str) -> None:
 
 
 def test_the_diagnosis_is_shown(page: str) -> None:
-    assert "<p>none: neither a small pool" in page
+    assert "<p>none: neither a small KV pool" in page
     [finding] = run_script(["aaaa", "bbbb", "cccc"] * 3, num_blocks=4).report.findings
     shown = render_page(run_script(["aaaa", "bbbb", "cccc"] * 3, num_blocks=4).artifact())
     assert f"<strong>{finding.title}</strong>: {nonbreaking(finding.cost)}. {finding.cure}." in shown
 
 
-def test_text_of_the_user_is_text(artifact: RunArtifact) -> None:
+def test_text_from_the_data_is_escaped(artifact: RunArtifact) -> None:
     errors = {"<script>alert(1)</script>": 3}
     shown = render_page(replace(artifact, report=replace(artifact.report, errors=errors)))
     assert "<script" not in shown
@@ -99,13 +103,13 @@ def test_twenty_groups_and_the_rows_in_none_are_shown() -> None:
     assert "5 more are in stats/groups.parquet" in shown
 
 
-def test_a_job_without_a_row_that_ran_has_a_page() -> None:
+def test_a_job_of_which_no_row_ran_has_a_page() -> None:
     shown = render_page(run_script([]).artifact())
     Tags(shown)
     assert shown.count("No plot: no step ran.") == 2
 
 
-def test_without_matplotlib_page_and_log_say_what_adds_the_plots(
+def test_without_matplotlib_page_and_log_say_how_to_add_the_plots(
     artifact: RunArtifact, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -121,3 +125,41 @@ def test_without_matplotlib_page_and_log_say_what_adds_the_plots(
 def test_matplotlib_is_imported_only_for_plots() -> None:
     code = "import sys, batchgen.stats.page; print([name for name in ('matplotlib', 'torch') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def sentences(report: RunReport, prefix_cache: bool = True) -> str:
+    return "\n".join(summary(report, prefix_cache=prefix_cache))
+
+
+def test_summary_when_all_possible_hits_happened() -> None:
+    text = sentences(run_script(SHARED).report)
+    assert "16 of 27 prompt tokens (59.3 %) were reused, the most that this job's prompts allow at block size 4" in text
+
+
+def test_summary_when_hits_were_missed() -> None:
+    text = sentences(replace(run_script(SHARED).report, num_hit_tokens=8, hit_efficiency=0.5))
+    assert "were reused, 50.0 % of the 16 that this job's prompts allow" in text
+
+
+def test_summary_when_nothing_can_be_reused() -> None:
+    assert "No prompt token could be reused" in sentences(run_script(["abcd", "efgh"]).report)
+
+
+def test_summary_when_the_prefix_cache_was_off() -> None:
+    assert "engine.prefix_cache was false" in sentences(run_script(["abcd", "efgh"]).report, prefix_cache=False)
+
+
+def test_the_time_saved_follows_from_the_prefill_rate_of_the_run() -> None:
+    report = run_script(SHARED).report  # 16 tokens reused, 11 computed
+    report = replace(report, seconds={**report.seconds, "prefill": 22.0})
+    assert "would have taken 32 s more" in sentences(report)
+
+
+def test_summary_of_a_run_without_rows() -> None:
+    assert sentences(run_script([]).report) == "0 rows in 66 s; none failed."
+
+
+def test_copied_tokens_are_a_sentence_of_their_own() -> None:
+    text = sentences(run_script(["aaaabbbb", "aaaabbcc"], max_num_seqs=1).report)
+    assert "4 of 16 prompt tokens (25.0 %) were reused" in text
+    assert "2 more were copied from partially shared blocks." in text

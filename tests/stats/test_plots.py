@@ -1,4 +1,4 @@
-"""Plots are SVG that can stand in any page: no colour but the page's, no address, no id of another plot."""
+"""Plots are SVG that can be embedded in any page: they use only the page's colours, no address and no common ids."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from batchgen.stats.plots import Plot, plot_blocks, plot_rows
-from tests.stats.scripted import run_script
+from tests.stats.harness import run_script
 
 
 @pytest.fixture(scope="module")

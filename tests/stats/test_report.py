@@ -1,4 +1,4 @@
-"""RunReport: there and back through JSON, and the table."""
+"""RunReport: its JSON is read back equal, other JSON is refused, and the table fits its width."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import pytest
 
 from batchgen.request_output import FinishReason, RequestOutput
 from batchgen.stats.report import SCHEMA_VERSION, RowCounts, RunReport
-from tests.stats.scripted import run_script
+from tests.stats.harness import run_script
 
 
 @pytest.fixture(scope="module")
 def report() -> RunReport:
-    """One that has everything: groups, findings, slow rows, errors."""
+    """A report that has everything: groups, findings, slow rows and errors."""
     made = run_script(["aaaaaaaab", "aaaaaaaac", "q"] * 4, block_size=4, num_blocks=6, max_num_seqs=8).report
     assert made.findings
     return replace(made, errors={"too long": 2})
 
 
-def test_json_gives_the_same_report_again(report: RunReport) -> None:
+def test_a_report_read_from_its_json_is_equal(report: RunReport) -> None:
     assert RunReport.from_json(report.to_json()) == report
 
 
@@ -35,7 +35,7 @@ def test_json_has_the_findings_as_a_list(report: RunReport) -> None:
     [
         ({"schema_version": SCHEMA_VERSION + 1}, f"schema_version is {SCHEMA_VERSION + 1}"),
         ({"num_rows_of_tomorrow": 1}, "num_rows_of_tomorrow"),
-        ({"ceilings": None}, "not the fields of a report"),
+        ({"ceilings": None}, "the fields are not those of a report"),
     ],
 )
 def test_json_of_another_version_is_refused(report: RunReport, change: dict[str, object], message: str) -> None:
@@ -44,12 +44,12 @@ def test_json_of_another_version_is_refused(report: RunReport, change: dict[str,
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "", "{"])
-def test_what_is_no_report_is_refused(text: str) -> None:
+def test_text_that_is_not_a_report_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # json's own message, or ours
         RunReport.from_json(text)
 
 
-def test_the_table_ends_with_the_diagnosis_in_lines_that_fit(report: RunReport) -> None:
+def test_the_table_ends_with_the_diagnosis_in_lines_of_at_most_120_characters(report: RunReport) -> None:
     lines = report.table().splitlines()
     starts = [line.split("  ")[0] for line in lines if not line.startswith(" ")]
     assert starts[-1] == "diagnosis"

@@ -1,4 +1,4 @@
-"""The tables of stats/: what is in them, that they are the same in every run, and that every column is documented."""
+"""The tables of stats/: their contents, that their columns are the same in every run, and that each is documented."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from batchgen.plan.plan import BLOCK_SIZES
 from batchgen.stats.counters import RunStats
 from batchgen.stats.report import CEILING_BLOCK_SIZES, ENVIRONMENT, PlannedFigures, RowCounts, make_report
 from batchgen.stats.tables import GROUPS, JOB, STEPS, GroupPrefix, groups_table, job_table, steps_table
-from tests.stats.scripted import ScriptedRun, run_script
+from tests.stats.harness import ScriptedRun, run_script
 
 DOCS = (Path(__file__).parents[2] / "docs/report.md").read_text(encoding="utf-8")
 SCHEMAS = {"job": JOB, "groups": GROUPS, "steps": STEPS}
@@ -25,12 +25,12 @@ CAUSES = ("num_miss_first", "num_miss_tail", "num_miss_last", "num_miss_evicted"
 
 @pytest.fixture(scope="module")
 def run() -> ScriptedRun:
-    """Two groups of three rows, and a row alone."""
+    """A run of two groups of three rows, and one row in no group."""
     return run_script(["aaaaaaaab", "aaaaaaaac", "aaaaaaaad", "xxxxy", "xxxxz", "xxxxw", "q"], max_tokens=3)
 
 
 def documented(table: str) -> list[list[str]]:
-    """The cells of every line of a table's columns in docs/report.md."""
+    """Return the cells of every line in the table of columns in docs/report.md."""
     section = DOCS[DOCS.index(f"## stats/{table}.parquet") :].split("\n## ")[0]
     return [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in re.findall(r"^\| `.*$", section, re.M)]
 

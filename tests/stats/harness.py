@@ -1,4 +1,4 @@
-"""Scripted jobs: the real plan, scheduler and counters, and a runner that computes nothing. Tokens are characters."""
+"""Scripted jobs: the real plan, scheduler and counters, with a runner that computes nothing. Tokens are characters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECONDS = {"inspect": 0.5, "tokenise": 1.0, "load": 2.0, "plan": 0.5, "run": 60.
 
 
 class IdleRunner:
-    """Answers every sampled chunk with token 7."""
+    """A runner that gives token 7 to every sampled request."""
 
     lag = 0
 
@@ -35,7 +35,7 @@ class IdleRunner:
 
 @dataclass(frozen=True)
 class ScriptedRun:
-    """What a scripted job came to."""
+    """The plan, the counters and the report of a scripted job."""
 
     plan: Plan
     stats: RunStats
@@ -69,7 +69,7 @@ def run_script(
     expected_tokens: int | None = None,
     order: str = "prefix",
 ) -> ScriptedRun:
-    """Run prompts to their end, each with exactly `max_tokens` tokens of output."""
+    """Run all prompts to their end, each with exactly `max_tokens` tokens of output."""
     by_prefix = order == "prefix"
     store = PackedTokens.pack([np.frombuffer(prompt.encode(), np.uint8) for prompt in prompts])
     limits = [max_tokens] * len(prompts)
@@ -115,9 +115,9 @@ def _requests(store: PackedTokens, plan: Plan, max_tokens: int) -> list[Request]
             SamplingParams(),
             rng_key=0,
             max_tokens=max_tokens,
-            shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[place]),
-            num_seen_tokens=int(plan.seen[place]),
+            shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[visit_index]),
+            num_seen_tokens=int(plan.seen[visit_index]),
             group=group_of.get(int(position)),
         )
-        for place, position in enumerate(plan.order)
+        for visit_index, position in enumerate(plan.order)
     ]
