@@ -28,7 +28,7 @@ def test_job_starts_with_its_command(name: str) -> None:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_every_key_of_a_job_has_a_comment(name: str) -> None:
-    """Behind it on its line, or on the line above."""
+    """The comment is on the line of the key, or on the line above it."""
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
     keys = [number for number, line in enumerate(lines) if re.match(r"\s*[\w.]+:", line)]
     bare = [
