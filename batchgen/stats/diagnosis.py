@@ -22,7 +22,7 @@ HELD_BACK_SHARE = 0.10  # of the rows that could run at once: a step's time grow
 PADDING_SHARE = 0.20  # of the held slots: blocks of 16 stay below it as soon as a row has 32 tokens of its own
 
 _SMALLER_BLOCKS = (64, 32, 16, 8)  # the sizes that are advised, largest first: small blocks make long block tables
-NONE = "none: neither a small KV pool, nor padding, nor evicted prefixes cost this job enough to justify a change"
+NONE = "none: neither a small KV pool, nor padding, nor evicted prefixes cost this job enough to matter"
 _TITLES = {"pool": "KV pool too small", "padding": "padding", "retention": "prefixes not kept"}
 
 
