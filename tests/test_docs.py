@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from batchgen import cli
 from batchgen.cli import main
 from batchgen.io.output.schema import EXPORT_SCHEMA, added_columns
 from batchgen.sampling_params import SamplingParams
@@ -225,6 +226,13 @@ def test_the_columns_of_the_output_are_documented() -> None:
     assert {name for name, _, present in lines if present == "always"} == set(added_columns())
     types = {name: kind.strip("`") for name, kind, _ in lines if kind.startswith("`")}
     assert types == {name: str(EXPORT_SCHEMA.field(name).type) for name in types}
+
+
+def test_the_exit_codes_are_those_that_the_command_line_lists() -> None:
+    table = text_of("docs/output.md").split("| exit code |")[1].split("\n\n")[0]
+    documented = {code for cell in re.findall(r"^\| (\d[\d, ]*) \|", table, re.MULTILINE) for code in cell.split(", ")}
+    assert documented == set(re.findall(r"(?<=\s\s)\d+(?=\s\s)", cli.__doc__ or ""))
+    assert "143" in documented
 
 
 # Words
