@@ -18,7 +18,7 @@ from batchgen.errors import OutputError
 from batchgen.io.input.files import Format
 from batchgen.io.output.folder import OutputFolder
 from batchgen.io.output.journal import committed_chunks, merge_chunks, write_chunk
-from batchgen.io.output.schema import EXPORT_SCHEMA, JOURNAL_SCHEMA, added_columns
+from batchgen.io.output.schema import EXPORT_SCHEMA, added_columns
 from batchgen.io.remote import Location, parquet_source
 from batchgen.request_output import FinishReason, RequestOutput
 
@@ -36,10 +36,7 @@ def import_results(folder: OutputFolder, prefix: str, format: Format, *, without
 def remove_failed(folder: OutputFolder) -> None:
     """Take the rows that failed out of the journal, a chunk at a time, each whole or not at all. Raises OutputError."""
     for path in committed_chunks(folder.journal):
-        outputs = [
-            _output(dict(zip(JOURNAL_SCHEMA.names, row, strict=True)))
-            for row in merge_chunks([path], folder.scratch / "merge")
-        ]
+        outputs = list(merge_chunks([path], folder.scratch / "merge"))
         kept = [output for row in _rows(outputs, without_failed=True) for output in row]
         if len(kept) < len(outputs):
             write_chunk(path, kept)
@@ -72,13 +69,10 @@ def _outputs(parts: Iterable[Location], prefix: str) -> Iterator[RequestOutput]:
         try:
             for values in read(path, prefix):
                 row_index += values["sample_index"] == 0
-                yield _output({"row_index": row_index, **values})
+                reason = FinishReason(values["finish_reason"])
+                yield RequestOutput(**{**values, "row_index": row_index, "finish_reason": reason})
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             raise OutputError(f"{path}: cannot be read: {error}; set output.overwrite: true to start over") from error
-
-
-def _output(values: dict[str, Any]) -> RequestOutput:
-    return RequestOutput(**{**values, "finish_reason": FinishReason(values["finish_reason"])})
 
 
 def _read_parquet(path: Location, prefix: str) -> Iterator[dict[str, Any]]:

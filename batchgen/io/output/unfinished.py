@@ -13,13 +13,13 @@ from batchgen.errors import OutputError
 from batchgen.io.input.files import Format
 from batchgen.io.input.readers import Input
 from batchgen.io.output.folder import OutputFolder
-from batchgen.io.output.journal import ResultRow, committed_chunks, merge_chunks, read_endings, row_index, to_arrays
+from batchgen.io.output.journal import committed_chunks, merge_chunks, read_endings, to_arrays
 from batchgen.io.output.schema import EXPORT_SCHEMA, added_columns, output_schema
 from batchgen.io.output.writers import write_parts
-from batchgen.request_output import FinishReason
+from batchgen.request_output import FinishReason, RequestOutput
 
 Batches = Iterator[pa.RecordBatch]
-BatchesOf = Callable[[Iterator[ResultRow]], Batches]
+BatchesOf = Callable[[Iterator[RequestOutput]], Batches]
 _BATCH_ROWS = 1_000
 _ROWS_PER_PART = 1_000_000
 
@@ -71,21 +71,21 @@ def _export(folder: OutputFolder, to: Path, batches_of: BatchesOf, schema: pa.Sc
 
 
 def _joined(
-    batches: Iterable[pa.RecordBatch], results: Iterator[ResultRow], schema: pa.Schema, added: Sequence[str]
+    batches: Iterable[pa.RecordBatch], results: Iterator[RequestOutput], schema: pa.Schema, added: Sequence[str]
 ) -> Batches:
     """Of the input's batches the rows that have results, with these behind them."""
     result, first_row = next(results, None), 0
     for batch in batches:
         stop, found = first_row + batch.num_rows, []
-        while result is not None and row_index(result) < stop:
+        while result is not None and result.row_index < stop:
             found.append(result)
             result = next(results, None)
-        chosen = batch.take(pa.array([row_index(each) - first_row for each in found], pa.int64()))
+        chosen = batch.take(pa.array([each.row_index - first_row for each in found], pa.int64()))
         yield pa.RecordBatch.from_arrays([*chosen.columns, *to_arrays(found, added)], schema=schema)
         first_row = stop
 
 
-def _batches(rows: Iterator[ResultRow]) -> Batches:
+def _batches(rows: Iterator[RequestOutput]) -> Batches:
     names = EXPORT_SCHEMA.names
     while batch := list(islice(rows, _BATCH_ROWS)):
         yield pa.RecordBatch.from_arrays(to_arrays(batch, names), schema=EXPORT_SCHEMA)

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,16 +17,7 @@ import pyarrow.parquet as pq
 
 from batchgen.io.input.files import Format
 from batchgen.io.output.folder import OutputFolder, atomic_write
-from batchgen.io.output.journal import (
-    ResultRow,
-    committed_chunks,
-    merge_chunks,
-    read_endings,
-    row_index,
-    sample_index,
-    to_arrays,
-    write_chunk,
-)
+from batchgen.io.output.journal import committed_chunks, merge_chunks, read_endings, to_arrays, write_chunk
 from batchgen.io.output.json_values import to_lines
 from batchgen.io.output.schema import added_columns, output_schema, with_provenance
 from batchgen.io.remote import Location
@@ -136,26 +127,26 @@ def write_parts(
 
 
 def _with_results(
-    batches: Iterable[pa.RecordBatch], results: Iterator[ResultRow], schema: pa.Schema, added: Sequence[str]
+    batches: Iterable[pa.RecordBatch], results: Iterator[RequestOutput], schema: pa.Schema, added: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """The input's batches with our columns; a row with several samples is repeated."""
-    samples_by_row = groupby(results, key=row_index)
+    samples_by_row = groupby(results, key=attrgetter("row_index"))
     first_row = 0
     for batch in batches:
         rows = range(first_row, first_row + batch.num_rows)
         found = [sample for row in rows for sample in _samples_of(row, samples_by_row)]
         if len(found) != batch.num_rows:
-            batch = batch.take(pa.array([row_index(sample) - first_row for sample in found]))
+            batch = batch.take(pa.array([sample.row_index - first_row for sample in found]))
         yield pa.RecordBatch.from_arrays([*batch.columns, *to_arrays(found, added)], schema=schema)
         first_row = rows.stop
     assert next(samples_by_row, None) is None, f"a result beyond the last input row {first_row - 1}"
 
 
-def _samples_of(row: int, samples_by_row: Iterator[tuple[int, Iterator[ResultRow]]]) -> list[ResultRow]:
+def _samples_of(row: int, samples_by_row: Iterator[tuple[int, Iterator[RequestOutput]]]) -> list[RequestOutput]:
     index, samples = next(samples_by_row, (None, iter(())))
     assert index == row, f"expected the result of row {row}, got {index = }"
     found = list(samples)
-    assert [*map(sample_index, found)] == [*range(len(found))], f"samples of {row = } missing or doubled"
+    assert [sample.sample_index for sample in found] == [*range(len(found))], f"samples of {row = } missing or doubled"
     return found
 
 
