@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, TypeVar
 
 import fsspec
 
@@ -215,6 +215,7 @@ class RemotePath:
 
 
 Location: TypeAlias = Path | RemotePath
+AnyLocation = TypeVar("AnyLocation", bound=Location)
 
 
 def locate(text: str | Path) -> Location:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -12,17 +11,11 @@ import pytest
 
 from batchgen.errors import BatchgenError
 from batchgen.io.remote import FileState, RemotePath, locate, state_of
-from tests.object_store import install
 
 
-@pytest.fixture(params=["memory", "s3"])
-def location(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RemotePath]:
-    """An empty folder: of a store that renames, and of one that does not."""
-    install(tmp_path / "store")
-    path = locate(f"{request.param}://bucket/data")
-    assert isinstance(path, RemotePath)
-    yield path
-    path.remove()
+@pytest.fixture
+def location(store: RemotePath) -> RemotePath:
+    return store / "data"
 
 
 def local(tmp_path: Path, data: bytes) -> Path:

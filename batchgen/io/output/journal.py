@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,10 +20,9 @@ import pyarrow.parquet as pq
 from batchgen.errors import OutputError
 from batchgen.io.output.folder import atomic_write
 from batchgen.io.output.schema import JOURNAL_SCHEMA
-from batchgen.io.remote import Location
+from batchgen.io.remote import AnyLocation, Location
 from batchgen.request_output import FinishReason, RequestOutput
 
-AnyPath = TypeVar("AnyPath", bound=Location)
 FAN_IN = 64  # files open at once in a merge
 _GROUP_ROWS = 256
 _ENDING = ["row_index", "finish_reason", "sample_index", "error", "completion_tokens", "origin"]
@@ -88,7 +86,7 @@ def _merge(chunks: Sequence[Path]) -> Iterator[RequestOutput]:
     return heapq.merge(*map(_read, chunks), key=_sort_key)
 
 
-def _write_sorted(path: AnyPath, rows: Iterator[RequestOutput]) -> AnyPath:
+def _write_sorted(path: AnyLocation, rows: Iterator[RequestOutput]) -> AnyLocation:
     with atomic_write(path) as temporary, pq.ParquetWriter(temporary, JOURNAL_SCHEMA, compression="zstd") as writer:
         while group := list(islice(rows, _GROUP_ROWS)):
             writer.write_batch(

@@ -5,26 +5,19 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from batchgen.errors import OutputError
-from batchgen.io.output import remote_lock
+from batchgen.io.output import lock as lock_module
 from batchgen.io.output.remote_lock import RemoteLock
-from batchgen.io.remote import RemotePath, locate
-from tests.object_store import install
+from batchgen.io.remote import RemotePath
 
 
-@pytest.fixture(params=["memory", "s3"])
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RemotePath]:
-    install(tmp_path / "store")
-    path = locate(f"{request.param}://bucket/out/.state/lock")
-    assert isinstance(path, RemotePath)
-    yield path
-    path.remove()
+@pytest.fixture
+def path(store: RemotePath) -> RemotePath:
+    return store / "out" / ".state" / "lock"
 
 
 def held_by(path: RemotePath, *, host: str = "elsewhere", silent_seconds: float = 0.0) -> None:
@@ -72,7 +65,7 @@ def test_a_damaged_lock_is_nobodys(path: RemotePath, content: bytes) -> None:
 
 
 def test_it_beats(path: RemotePath, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_lock, "HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr(lock_module, "HEARTBEAT_SECONDS", 0.01)
     lock = RemoteLock(path)
     lock.acquire()
     first, deadline = path.read_bytes(), time.monotonic() + 10
