@@ -1,9 +1,9 @@
 """The journal: finished rows in sorted chunk files, and their merge into one sorted stream.
 
     .state/journal/chunk-000000.parquet    columns JOURNAL_SCHEMA, sorted by (row_index, sample_index),
-    .state/journal/chunk-000001.parquet    row groups of at most 256 rows, so that many can be merged at once
+    .state/journal/chunk-000001.parquet    row groups of at most 256 rows, so that a merge holds little of each
 
-A chunk is written once, whole, and never changed. Knows result rows; knows nothing of the input.
+A chunk is written once, atomically, and never changed. Knows outputs; knows nothing of the input.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from batchgen.io.output.schema import JOURNAL_SCHEMA
 from batchgen.io.remote import AnyLocation, Location
 from batchgen.request_output import FinishReason, RequestOutput
 
-FAN_IN = 64  # files open at once in a merge
+FAN_IN = 64  # files that one merge opens
 _GROUP_ROWS = 256
-_ENDING = ["row_index", "finish_reason", "sample_index", "error", "completion_tokens", "origin"]
+_ENDING_COLUMNS = ["row_index", "finish_reason", "sample_index", "error", "completion_tokens", "origin"]
 _FINISH_REASONS = {str(reason): reason for reason in FinishReason}  # several times faster than FinishReason(text)
 _sort_key = attrgetter("row_index", "sample_index")
 
 
 def write_chunk(path: Location, outputs: Iterable[RequestOutput]) -> None:
-    """Commit finished rows, given in any order. Durable on return. Raises OutputError."""
+    """Write outputs, given in any order, as a chunk that is durable on return. Raises OutputError."""
     _write_sorted(path, iter(sorted(outputs, key=_sort_key)))
 
 
 def committed_chunks(journal: Location) -> list[Location]:
-    """The chunks of a journal, oldest first; files that were not finished are none."""
+    """Return the chunks of a journal, oldest first, without incomplete files."""
     return sorted(journal.glob("chunk-*.parquet"), key=lambda path: path.name)
 
 
 def read_endings(chunks: Iterable[Location]) -> Iterator[RequestOutput]:
-    """How every row in the chunks ended: an output without its text. Raises OutputError."""
+    """Yield the outputs without their texts, sorted within each chunk. Raises OutputError for a damaged chunk."""
     for path in chunks:
         try:
             source = path if isinstance(path, Path) else pa.BufferReader(path.read_bytes())
-            table = pq.read_table(source, columns=_ENDING)
+            table = pq.read_table(source, columns=_ENDING_COLUMNS)
         except (OSError, pa.ArrowException) as error:
             raise OutputError(f"{path}: cannot be read: {error}; set output.overwrite: true to start over") from error
         for batch in table.to_batches():
@@ -53,10 +53,10 @@ def read_endings(chunks: Iterable[Location]) -> Iterator[RequestOutput]:
 
 
 def merge_chunks(chunks: Sequence[Location], scratch: Path) -> Iterator[RequestOutput]:
-    """All rows of the chunks, sorted by (row_index, sample_index).
+    """Return the outputs in the chunks, sorted by (row_index, sample_index).
 
-    More than FAN_IN chunks are first merged into larger files in `scratch`, so that files and memory stay bounded;
-    chunks in a store are copied there. Raises OSError, also while the rows are taken.
+    More than FAN_IN chunks are first merged into larger files in `scratch`, so that open files and memory stay bounded;
+    chunks in a store are copied there. Raises OSError, also during iteration.
     """
     files = [_local(path, scratch) for path in chunks]
     generation = 0
@@ -102,7 +102,7 @@ def _read(path: Path) -> Iterator[RequestOutput]:
 
 
 def _outputs(batch: pa.RecordBatch) -> Iterator[RequestOutput]:
-    """The rows of a batch, whose columns may be in any order; a field without a column is None."""
+    """Return the rows of a batch, whose columns may be in any order; a field without a column is None."""
     columns = {name: column.to_pylist() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     columns["finish_reason"] = [_FINISH_REASONS[text] for text in columns["finish_reason"]]
     absent = [None] * batch.num_rows

@@ -157,7 +157,7 @@ def test_value_that_the_common_type_cannot_hold_is_found_in_the_first_pass(tmp_p
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     table = pa.Table.from_arrays([NOTES, NOTES], names=["prompt", "prompt"])
     pq.write_table(table, tmp_path / "data.parquet")
-    with pytest.raises(InputError, match=r"data\.parquet: more than one column is called 'prompt'"):
+    with pytest.raises(InputError, match=r"data\.parquet: more than one column is named 'prompt'"):
         open_folder(tmp_path)
 
 

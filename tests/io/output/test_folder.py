@@ -97,7 +97,7 @@ def test_a_run_that_came_in_between_is_not_touched(tmp_path: Path) -> None:
     late.check([])
     with first.claimed():
         first.begin("{}")
-    with pytest.raises(OutputError, match="another run has just been in this folder"):
+    with pytest.raises(OutputError, match="another run has just used this folder"):
         late.claim()
     assert first.run_json.exists()
 
