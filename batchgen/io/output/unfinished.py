@@ -26,7 +26,7 @@ _ROWS_PER_PART = 1_000_000
 
 def describe_unfinished(folder: OutputFolder) -> str:
     """Describe in two lines who runs it and what is committed. Raises OutputError if there is no unfinished run."""
-    _refuse_other(folder)
+    _require_unfinished(folder)
     holder = folder.lock.live_holder()
     failed: dict[int, bool] = {}  # row -> whether one of its samples failed
     for output in read_endings(committed_chunks(folder.journal)):
@@ -42,18 +42,18 @@ def export_committed(folder: OutputFolder, to: Path, format: Format = "parquet")
     The columns are row_index (0 is the first row of the input) and those that batchgen adds. Returns the number of
     outputs. Raises OutputError if there is no unfinished run, or if `to` is not empty or cannot be written.
     """
-    return _export(folder, to, _batches, EXPORT_SCHEMA, format)
+    return _export(folder, to, _to_batches, EXPORT_SCHEMA, format)
 
 
 def export_with_input(folder: OutputFolder, to: Path, source: Input, prefix: str, format: Format) -> int:
     """Like `export_committed`, but with the columns of the run's input, already read once, instead of row_index."""
     names = EXPORT_SCHEMA.names
     schema, added = output_schema(source.schema, prefix, format, names), added_columns(names)
-    return _export(folder, to, lambda rows: _joined(source.read_batches(), rows, schema, added), schema, format)
+    return _export(folder, to, lambda rows: _join_input(source.read_batches(), rows, schema, added), schema, format)
 
 
 def _export(folder: OutputFolder, to: Path, batches_of: BatchesOf, schema: pa.Schema, format: Format) -> int:
-    _refuse_other(folder)
+    _require_unfinished(folder)
     scratch = to / ".merge"
     try:
         to.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def _export(folder: OutputFolder, to: Path, batches_of: BatchesOf, schema: pa.Sc
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _joined(
+def _join_input(
     batches: Iterable[pa.RecordBatch], results: Iterator[RequestOutput], schema: pa.Schema, added: Sequence[str]
 ) -> Batches:
     """Yield the input rows that have results, followed by the added columns."""
@@ -85,13 +85,13 @@ def _joined(
         first_row = stop
 
 
-def _batches(rows: Iterator[RequestOutput]) -> Batches:
+def _to_batches(rows: Iterator[RequestOutput]) -> Batches:
     names = EXPORT_SCHEMA.names
     while batch := list(islice(rows, _BATCH_ROWS)):
         yield pa.RecordBatch.from_arrays(to_arrays(batch, names), schema=EXPORT_SCHEMA)
 
 
-def _refuse_other(folder: OutputFolder) -> None:
+def _require_unfinished(folder: OutputFolder) -> None:
     if folder.success.exists():
         raise OutputError(f"{folder.path}: the run is finished; its rows are in {folder.completions}")
     if not folder.run_json.exists():

@@ -118,7 +118,7 @@ def write_parts(
     Writes one empty part if there are no rows. Raises OutputError.
     """
     write_part = {"parquet": _write_parquet, "jsonl": _write_lines}[format]
-    parts = groupby(_cut_at_parts(batches, rows_per_part), key=itemgetter(0))
+    parts = groupby(_split_at_parts(batches, rows_per_part), key=itemgetter(0))
     number = -1
     for number, pieces in parts:
         write_part(folder / f"part-{number:05d}.{format}", (batch for _, batch in pieces), schema)
@@ -150,7 +150,7 @@ def _samples_of(row: int, samples_by_row: Iterator[tuple[int, Iterator[RequestOu
     return found
 
 
-def _cut_at_parts(batches: Iterable[pa.RecordBatch], rows_per_part: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _split_at_parts(batches: Iterable[pa.RecordBatch], rows_per_part: int) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield (part number, batch); a batch is split where a part is full."""
     num_rows = 0
     for batch in batches:
