@@ -171,7 +171,7 @@ def test_literal_backslash_n_is_warned_of(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.WARNING, "batchgen"):
         assert load(sampling(r"stop: [END, '\n']")).spec.sampling.stop == ("END", "\\n")
     [message] = caplog.messages
-    assert message.startswith(r"job.yaml:5: sampling.stop[1]: \n holds a backslash")
+    assert message.startswith(r"job.yaml:5: sampling.stop[1]: \n has a backslash")
     assert "double quotes" in message
 
 
@@ -245,13 +245,11 @@ def test_unset_variables_are_all_named_and_no_folder_is_made(tmp_path: Path) -> 
 
 
 def test_variables_are_filled_in_paths_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLACE", "/data")
-    text = (
-        "model: {path: '${PLACE}/m'}\ninput: {path: '${PLACE}/a', template: '${PLACE}'}\noutput: {path: '${PLACE}/o'}"
-    )
+    monkeypatch.setenv("DATA", "/data")
+    text = "model: {path: '${DATA}/m'}\ninput: {path: '${DATA}/a', template: '${DATA}'}\noutput: {path: '${DATA}/o'}"
     spec = load(text).spec
     assert (spec.model.path, spec.input.path, spec.output.path) == ("/data/m", "/data/a", "/data/o")
-    assert spec.input.template == "${PLACE}"
+    assert spec.input.template == "${DATA}"
 
 
 def test_paths_start_at_the_job_files_folder(tmp_path: Path) -> None:

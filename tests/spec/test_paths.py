@@ -15,7 +15,7 @@ from batchgen.spec.paths import absolute_path, input_path, model_path, output_co
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.setenv("PLACE", "/data")
+    monkeypatch.setenv("DATA", "/data")
     monkeypatch.setenv("EMPTY", "")
     monkeypatch.delenv("NOPE_X", raising=False)
 
@@ -29,11 +29,11 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("a/../b", "/jobs/day/a/../b"),  # `a` may be a link, so `a/..` is not `.`
         ("/abs/in", "/abs/in"),
         ("~/in", "/home/me/in"),
-        ("${PLACE}/in", "/data/in"),
-        ("x${PLACE}", "/jobs/day/x/data"),
+        ("${DATA}/in", "/data/in"),
+        ("x${DATA}", "/jobs/day/x/data"),
         ("s3://bucket/in", "s3://bucket/in"),
         ("file:///data/in", "/data/in"),
-        ("s3://${PLACE}/in", "s3:///data/in"),
+        ("s3://${DATA}/in", "s3:///data/in"),
     ],
 )
 def test_path_becomes_absolute(text: str, path: str) -> None:
@@ -45,8 +45,8 @@ def test_path_becomes_absolute(text: str, path: str) -> None:
     [
         ("${NOPE_X}/o", "the environment variable NOPE_X is not set"),
         ("${EMPTY}/o", "the environment variable EMPTY is empty"),
-        ("$HOME/o", r"a \$ that is no variable"),
-        ("${HOME/o", r"a \$ that is no variable"),
+        ("$HOME/o", r"\$ without a variable"),
+        ("${HOME/o", r"\$ without a variable"),
         ("~no-such-user/o", "no home folder for ~no-such-user"),
         ("a\0b", r"U\+0000"),
     ],
@@ -106,8 +106,8 @@ def test_output_in_a_store_beside_the_input_is_fine(source: str) -> None:
 
 
 def test_output_may_hold_neither_the_model_nor_the_job_file() -> None:
-    assert conflicts("/m", "/d", model="/m/a.gguf") == ["would hold the model /m/a.gguf; choose another folder"]
-    assert conflicts("/jobs", "/d") == ["would hold the job file /jobs/job.yaml; choose another folder"]
+    assert conflicts("/m", "/d", model="/m/a.gguf") == ["would contain the model /m/a.gguf; choose another folder"]
+    assert conflicts("/jobs", "/d") == ["would contain the job file /jobs/job.yaml; choose another folder"]
 
 
 def test_output_is_compared_through_links(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def read(folder: Path, content: str | bytes) -> dict[str, object]:
         ("path: *.parquet\n", ":1", "text that starts with * needs quotes"),
         ("a: b: c\n", ":1", "needs quotes"),
         ("a: @b\n", ":1", "needs quotes"),
-        ("[" * 3000, "", "nested far too deeply"),
+        ("[" * 3000, "", "nested too deeply"),
     ],
 )
 def test_file_that_is_no_job_is_refused(tmp_path: Path, content: str | bytes, line: str, words: str) -> None:
