@@ -1,4 +1,4 @@
-"""Paths: variables and `~`, what is relative to what, and when a model is a hub id."""
+"""Paths of a job file: variables and `~`, relative paths, hub ids, and conflicts with the output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("in.parquet", "/jobs/day/in.parquet"),
         ("./in/", "/jobs/day/in"),
         ("../../in", "/in"),
-        ("a/../b", "/jobs/day/a/../b"),  # `a` may be a link, so `a/..` is not `.`
+        ("a/../b", "/jobs/day/a/../b"),  # `a` may be a link, so `a/..` is not always `.`
         ("/abs/in", "/abs/in"),
         ("~/in", "/home/me/in"),
         ("${DATA}/in", "/data/in"),
@@ -57,7 +57,7 @@ def test_path_that_would_be_taken_literally_is_refused(text: str, problem: str) 
 
 
 @pytest.mark.parametrize("text", ["gpt2", "HuggingFaceTB/SmolLM2-135M", "hf://owner/name"])
-def test_model_that_is_no_path_is_a_hub_id(tmp_path: Path, text: str) -> None:
+def test_model_that_is_not_a_path_is_a_hub_id(tmp_path: Path, text: str) -> None:
     assert model_path(text, tmp_path) == text
 
 
@@ -91,7 +91,7 @@ def conflicts(output: str, *inputs: str, model: str = "gpt2") -> list[str]:
         *[("s3://b/in", "s3://b/in/"), ("s3://b", "s3://b/in"), ("s3://b/in/out", "s3://b/in")],
     ],
 )
-def test_output_and_input_may_not_hold_each_other(output: str, source: str) -> None:
+def test_output_and_input_may_not_contain_each_other(output: str, source: str) -> None:
     assert conflicts(output, "/other", source) == [f"would mix with the input {source}; choose another folder"]
 
 
@@ -105,7 +105,7 @@ def test_output_in_a_store_beside_the_input_is_fine(source: str) -> None:
     assert conflicts("s3://b/out", source) == []
 
 
-def test_output_may_hold_neither_the_model_nor_the_job_file() -> None:
+def test_output_may_contain_neither_the_model_nor_the_job_file() -> None:
     assert conflicts("/m", "/d", model="/m/a.gguf") == ["would contain the model /m/a.gguf; choose another folder"]
     assert conflicts("/jobs", "/d") == ["would contain the job file /jobs/job.yaml; choose another folder"]
 

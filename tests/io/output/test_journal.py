@@ -24,7 +24,7 @@ def test_chunk_is_sorted_typed_and_in_small_row_groups(tmp_path: Path) -> None:
     assert positions == [(i, s) for i in range(300) for s in range(2)]
 
 
-def test_every_field_of_a_result_comes_back(tmp_path: Path) -> None:
+def test_every_field_is_read_back(tmp_path: Path) -> None:
     output = RequestOutput(5, FinishReason.LENGTH, 1, "text", "why", 10, 20, 8)
     journal.write_chunk(tmp_path / "chunk.parquet", [output])
     [found] = journal.merge_chunks([tmp_path / "chunk.parquet"], tmp_path / "merge")
@@ -43,7 +43,7 @@ def test_columns_of_a_chunk_are_found_by_name(tmp_path: Path) -> None:
     ]
 
 
-def test_more_chunks_than_may_be_open_are_merged_in_rounds(tmp_path: Path) -> None:
+def test_more_than_fan_in_chunks_are_merged_in_rounds(tmp_path: Path) -> None:
     chunks = [tmp_path / f"chunk-{i}.parquet" for i in range(130)]
     for i, chunk in enumerate(chunks):  # rows of all chunks interleave
         journal.write_chunk(chunk, [RequestOutput(i + 130 * k, FinishReason.STOP) for k in range(2)])
@@ -52,5 +52,5 @@ def test_more_chunks_than_may_be_open_are_merged_in_rounds(tmp_path: Path) -> No
     assert len(list((tmp_path / "merge").iterdir())) == 3  # 64 + 64 + 2
 
 
-def test_no_chunks_no_rows(tmp_path: Path) -> None:
+def test_no_chunks_give_no_rows(tmp_path: Path) -> None:
     assert list(journal.merge_chunks([], tmp_path / "merge")) == []
