@@ -128,7 +128,7 @@ class InputSpec(_Section):
             found = " and ".join(given) if given else "none"
             raise ValueError(f"expected exactly one of {', '.join(sources)}; got {found}")
         if self.system is not None and given[0] not in ("prompt", "template"):
-            raise ValueError(f"system goes with prompt or template, not with {given[0]}")
+            raise ValueError(f"system can be used with prompt or template, not with {given[0]}")
         return self
 
 
@@ -228,7 +228,7 @@ class EngineSpec(_Section):
 
 
 class JobSpec(_Section):
-    """A whole job file."""
+    """A job file."""
 
     model: ModelSpec
     input: InputSpec

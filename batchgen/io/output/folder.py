@@ -100,7 +100,7 @@ class OutputFolder:
         with _as_output_error(self.path):
             if not self._is_resumed:
                 _remove(self.work_json)
-                _remove(self.run_json)  # before the journal: run.json must never stand beside another run's rows
+                _remove(self.run_json)  # before the journal: run.json must never be found with another run's rows
                 if self._replaced_journal is not None:
                     _remove(self._replaced_journal)
             if self.overwrite and not self._is_resumed and not self._is_reopened:

@@ -95,4 +95,4 @@ def _require_unfinished(folder: OutputFolder) -> None:
     if folder.success.exists():
         raise OutputError(f"{folder.path}: the run is finished; its rows are in {folder.completions}")
     if not folder.run_json.exists():
-        raise OutputError(f"{folder.path}: it holds no run that has generated a row")
+        raise OutputError(f"{folder.path}: holds no run that has generated a row")

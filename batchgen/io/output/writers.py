@@ -146,7 +146,7 @@ def _samples_of(row: int, samples_by_row: Iterator[tuple[int, Iterator[RequestOu
     index, samples = next(samples_by_row, (None, iter(())))
     assert index == row, f"expected the result of row {row}, got {index = }"
     found = list(samples)
-    assert [sample.sample_index for sample in found] == [*range(len(found))], f"samples of {row = } missing or doubled"
+    assert [sample.sample_index for sample in found] == [*range(len(found))], f"samples of {row = } missing or repeated"
     return found
 
 

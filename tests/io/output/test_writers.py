@@ -145,7 +145,7 @@ def test_a_missing_result_is_a_bug(tmp_path: Path) -> None:
 
 def test_a_repeated_result_is_a_bug(tmp_path: Path) -> None:
     input = parquet_input(tmp_path, prompt=["a"])
-    with pytest.raises(AssertionError, match="missing or doubled"):
+    with pytest.raises(AssertionError, match="missing or repeated"):
         answered(input, tmp_path / "out", [answer(0), answer(0)])
 
 
