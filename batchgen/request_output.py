@@ -1,26 +1,24 @@
-"""RequestOutput: the last of a row's four forms. A root noun that `engine` and `io` share."""
+"""RequestOutput: what is written for one sample of a row; the last form that a row takes. Knows no other room."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class FinishReason(StrEnum):
-    """Why a row ended."""
+    """Why a completion ended."""
 
     STOP = "stop"  # an end token, a stop token or a stop string
     LENGTH = "length"  # max_tokens or the context limit
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """What is written for one sample of one row.
+class RequestOutput(NamedTuple):
+    """One sample of one row, as it is written to the journal and from there to the part files.
 
-    The token counts are None for a row that was never tokenised. `completion` is None for a row that failed before
+    The token counts are None for a row that was never tokenised; `completion` is None for a row that failed before
     its first token.
     """
 
@@ -32,9 +30,10 @@ class RequestOutput:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None  # prompt tokens whose KV was reused at the first admission
-    # Only where asked for; a mapping a token with the fields of `io/output/schema.py`.
+    # Only where the job asks for them. Log-probabilities are one mapping per token, see `io/output/schema.py`.
     completion_token_ids: Sequence[int] | None = None
     logprobs: Sequence[Mapping[str, Any]] | None = None
     prompt_logprobs: Sequence[Mapping[str, Any]] | None = None
-    # Where its prompt tokens came from (`stats/resumed.py`): for the report of a later session, never in the output.
+    # Where the KV of its prompt tokens came from (`stats/resumed.py`): in the journal only, for the reports of resumed
+    # runs.
     origin: Sequence[int] | None = None

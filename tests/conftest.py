@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     import torch
+
+    from batchgen.io.remote import RemotePath
 
 # Before transformers or tokenizers are imported by a test file: they read these once.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -44,3 +48,16 @@ def nan_empty(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "empty", filled(torch.empty))
     monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))
+
+
+@pytest.fixture(params=["memory", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RemotePath]:
+    """An empty bucket of a store that can rename objects, and of one that cannot."""
+    from batchgen.io.remote import RemotePath, locate
+    from tests.object_store import install
+
+    install(tmp_path / "store")
+    path = locate(f"{request.param}://bucket")
+    assert isinstance(path, RemotePath)
+    yield path
+    path.remove()

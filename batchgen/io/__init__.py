@@ -1,4 +1,4 @@
-"""Io: rows in, rows out. Knows file formats and columns; knows nothing of prompts, tokens or models."""
+"""Reads and writes rows. Knows file formats and columns; knows nothing of prompts, tokens or models."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""RemotePath: a file or folder behind an fsspec URL, with the few ways of `pathlib.Path` that input and output need.
+"""RemotePath: a file or folder behind an fsspec URL, with the methods of `pathlib.Path` that input and output need.
 
-Knows fsspec and what stores can and cannot do; knows no formats and no runs. Faults are OSErrors
-(`remote_faults.py`), and nothing is tried again here: the clients of the stores do that themselves.
+Knows fsspec and what stores can and cannot do; knows no formats and no runs. Errors are OSErrors
+(`remote_faults.py`). Nothing is retried here: the clients of the stores do that themselves.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, TypeVar
 
 import fsspec
 
 from batchgen.errors import BatchgenError
-from batchgen.io.remote_faults import Reader, naming_faults, without_query
+from batchgen.io.remote_faults import Reader, as_os_error, without_query
 
-# Stores that show an object whole or not at all. Elsewhere a file is written beside its place and renamed; on these a
-# rename would be a copy, and making a folder could make a bucket.
-_WHOLE_PUT = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci"}
-_EXCLUSIVE = {"s3", "s3a", "gs", "gcs"}  # stores that refuse, in one go, to put an object that is there
+# Stores whose put is atomic. Elsewhere a temporary file is written and renamed; on these a rename would be a copy, and
+# making a folder could make a bucket.
+_ATOMIC_PUT = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci"}
+_ATOMIC_CREATE = {"s3", "s3a", "gs", "gcs"}  # stores that atomically refuse to put an object that exists
 _HTTP = {"http", "https"}
-# What a store says of an object that changes whenever its content does, the best first.
+# Keys of a store's object info whose value changes whenever the content does, the most reliable first.
 _STAMPS = (
     "ETag",
     "etag",
@@ -40,18 +40,18 @@ _BUFFER_BYTES = 1 << 20
 
 
 class FileState(NamedTuple):
-    """By what one tells that a file is still the same; None: the store does not say."""
+    """What tells whether a file has changed; None: the store does not report it."""
 
     size: int | None
-    stamp: int | str | None  # mtime in nanoseconds, or what a store has instead
+    stamp: int | str | None  # mtime in nanoseconds; in a store its ETag or similar, as text
 
 
 @dataclass(frozen=True, slots=True)
 class RemotePath:
-    """A place in a store. Methods that a `Path` has too do what they do there; folders exist by what is in them."""
+    """A path in a store. Methods that `Path` has too behave as there; a folder exists while something is in it."""
 
     fs: Any  # fsspec.AbstractFileSystem, which carries no types
-    path: str  # as `fs` knows it, without a slash at the end
+    path: str  # as `fs` writes it, without a trailing slash
 
     def __str__(self) -> str:
         return without_query(self.fs.unstrip_protocol(self.path))
@@ -84,7 +84,7 @@ class RemotePath:
             return bool(self.fs.isdir(self.path))
 
     def is_file(self) -> bool:
-        """True where `open` would find something. Unlike fsspec's own, it does not take a refusal for an absence."""
+        """True if `open` would find a file. Unlike fsspec's `isfile`, raises if the store refuses access."""
         with self._request():
             try:
                 return bool(self.fs.info(self.path)["type"] == "file")
@@ -98,33 +98,33 @@ class RemotePath:
         return (RemotePath(self.fs, path.rstrip("/")) for path in sorted(found) if path.strip("/") != own)
 
     def glob(self, pattern: str) -> list[RemotePath]:
-        """Of the folder itself only, in the order of their names."""
+        """Return what matches directly in this folder, sorted by name."""
         return [path for path in self.iterdir() if fnmatchcase(path.name, pattern)]
 
     def find(self) -> list[RemotePath]:
-        """All files in the folder, at any depth."""
+        """Return all files in the folder, at any depth."""
         with self._request():
             return [RemotePath(self.fs, path) for path in self.fs.find(self.path)]
 
     def expand(self) -> list[RemotePath]:
-        """What the path matches as a pattern."""
+        """Return what the path matches as a glob pattern."""
         with self._request():
             return [RemotePath(self.fs, path) for path in self.fs.glob(self.path)]
 
     def state(self) -> FileState:
-        """Size and stamp as they are now."""
+        """Return the current size and stamp."""
         with self._request():
             info = self.fs.info(self.path)
             stamp = next((info[name] for name in _STAMPS if info.get(name)), None) or self._modified()
             return FileState(info.get("size"), None if stamp is None else str(stamp))
 
     def open(self, mode: Literal["rb"] = "rb") -> io.BufferedReader:
-        """The bytes from the start, to be read once; over HTTP by one request, which any server can answer."""
+        """Open the file to be read once, from the start; over HTTP by one request, which any server supports."""
         options = {"block_size": 0} if self._is(_HTTP) else {}
         return self._open(**options)
 
     def open_ranged(self) -> io.BufferedReader:
-        """The bytes of any part, for as many requests as there are parts."""
+        """Open the file for reading at any offset, with one request per part."""
         return self._open()
 
     def read_bytes(self) -> bytes:
@@ -135,27 +135,27 @@ class RemotePath:
         return self.read_bytes().decode(encoding)
 
     def write_bytes(self, data: bytes) -> None:
-        """Put a small object, whole where the store does that."""
+        """Write a small object; atomic where the store's put is."""
         with self._request():
             self.fs.pipe_file(self.path, data)
 
     def create(self, data: bytes) -> None:
-        """As `write_bytes`; FileExistsError if there is one. A store that cannot tell in one go may let two pass."""
+        """Like `write_bytes`, but raises FileExistsError if the object exists. Not atomic outside _ATOMIC_CREATE."""
         with self._request():
-            if not self._is(_EXCLUSIVE):
+            if not self._is(_ATOMIC_CREATE):
                 if self.fs.exists(self.path):
                     raise FileExistsError
                 self.fs.pipe_file(self.path, data)
                 return
             try:
                 self.fs.pipe_file(self.path, data, mode="create")
-            except OSError as error:  # servers refuse in different words
+            except OSError as error:  # servers report this in different ways
                 raise FileExistsError if self.fs.exists(self.path) else error from error
 
     def put(self, local: Path) -> None:
-        """Copy a local file here. A kill at any instant leaves what was here before, or the whole file."""
+        """Copy a local file here. A kill at any instant leaves the previous file or the whole new one."""
         with self._request():
-            if self._is(_WHOLE_PUT):
+            if self._is(_ATOMIC_PUT):
                 self.fs.put_file(str(local), self.path)
                 return
             folder, _, name = self.path.rpartition("/")
@@ -164,7 +164,7 @@ class RemotePath:
             self.fs.mv(temporary, self.path)
 
     def fetch(self, local: Path) -> Path:
-        """Copy the file to a local one."""
+        """Copy the file to the local path, and return that."""
         with self._request():
             self.fs.get_file(self.path, str(local))
         return local
@@ -175,20 +175,20 @@ class RemotePath:
                 self.fs.rm_file(self.path)
 
     def remove(self) -> None:
-        """The file, or the folder and all in it; nothing happens where there is none."""
+        """Remove the file, or the folder and everything in it; does nothing where there is none."""
         with self._request():
             if self.fs.exists(self.path):
                 self.fs.rm(self.path, recursive=True)
 
     def mkdir(self, parents: bool = True, exist_ok: bool = True) -> None:
-        """Where folders are more than names."""
-        if not self._is(_WHOLE_PUT):
+        """Make the folder, except where folders are only prefixes of object names."""
+        if not self._is(_ATOMIC_PUT):
             with self._request():
                 self.fs.makedirs(self.path, exist_ok=exist_ok)
 
     def rmdir(self) -> None:
-        """Where folders are more than names. OSError if it is not empty."""
-        if not self._is(_WHOLE_PUT):
+        """Remove the folder, except where folders are only prefixes of names. Raises OSError if it is not empty."""
+        if not self._is(_ATOMIC_PUT):
             with self._request():
                 self.fs.rmdir(self.path)
 
@@ -208,17 +208,18 @@ class RemotePath:
 
     @contextmanager
     def _request(self) -> Iterator[None]:
-        """A block that asks the store: nothing it hears is older than the block."""
-        with naming_faults(self):
+        """Send the block's requests to the store without cached answers; raises only OSErrors."""
+        with as_os_error(self):
             self.fs.invalidate_cache()
             yield
 
 
 Location: TypeAlias = Path | RemotePath
+AnyLocation = TypeVar("AnyLocation", bound=Location)
 
 
 def locate(text: str | Path) -> Location:
-    """The place that a local path or a URL names. Raises BatchgenError naming the package that a protocol needs."""
+    """Return what a local path or a URL names. Raises BatchgenError naming the package that a protocol needs."""
     if isinstance(text, Path) or "://" not in text:
         return Path(text)
     try:
@@ -228,13 +229,13 @@ def locate(text: str | Path) -> Location:
         raise BatchgenError(
             f"{without_query(text)}: needs a package that is not installed; pip install {package}"
         ) from error
-    except Exception as error:  # clients raise whatever they like
+    except Exception as error:  # clients raise exceptions of any type
         raise BatchgenError(f"{without_query(text)}: cannot be used as a URL: {error}") from error
     return RemotePath(fs, path.rstrip("/"))
 
 
 def state_of(path: Location) -> FileState:
-    """Size and stamp of a file as they are now. Raises OSError."""
+    """Return the current size and stamp of a file. Raises OSError."""
     if isinstance(path, RemotePath):
         return path.state()
     state = path.stat()
@@ -243,7 +244,7 @@ def state_of(path: Location) -> FileState:
 
 @contextmanager
 def parquet_source(path: Location) -> Iterator[Path | BinaryIO]:
-    """What pyarrow opens a Parquet file by: the path of a local one, an open file elsewhere."""
+    """Yield what pyarrow opens a Parquet file by: the path of a local file, otherwise an open file."""
     if isinstance(path, Path):
         yield path
     else:

@@ -1,4 +1,4 @@
-"""Faults of a store: whatever its client raises, of whatever type, becomes an OSError that names the place.
+"""Errors of a store: any exception of its client becomes an OSError that names the file.
 
 Knows errors; knows no paths.
 """
@@ -17,16 +17,16 @@ _HTTP_QUERY = re.compile(r"(https?://[^\s'\"?#]*)[?#][^\s'\"]*")
 
 
 @contextmanager
-def naming_faults(path: object) -> Iterator[None]:
-    """What goes wrong inside becomes an OSError that names the place."""
+def as_os_error(path: object) -> Iterator[None]:
+    """Turn any exception of the block into an OSError that names `path`."""
     try:
         yield
-    except Exception as error:  # clients raise whatever they like
+    except Exception as error:  # clients raise exceptions of any type
         raise _os_error(error, str(path)) from error
 
 
 class Reader(io.RawIOBase):
-    """A file of fsspec whose faults are OSErrors that name it."""
+    """A readable fsspec file that raises only OSErrors, which name it."""
 
     def __init__(self, path: object, file: Any) -> None:
         self._path = path
@@ -39,13 +39,13 @@ class Reader(io.RawIOBase):
         return bool(self._file.seekable())
 
     def readinto(self, buffer: Any) -> int:
-        with naming_faults(self._path):
+        with as_os_error(self._path):
             data = self._file.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        with naming_faults(self._path):
+        with as_os_error(self._path):
             return int(self._file.seek(offset, whence))
 
     def tell(self) -> int:
@@ -58,7 +58,7 @@ class Reader(io.RawIOBase):
 
 
 def without_query(text: str) -> str:
-    """A text as messages may show it: the query of an HTTP address often holds a signature."""
+    """Return the text for a message, without the queries of HTTP addresses: they often hold a signature."""
     return _HTTP_QUERY.sub(r"\1", text)
 
 
@@ -66,10 +66,12 @@ def _os_error(error: Exception, path: str) -> OSError:
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(errno.ENOENT, "no such file or folder", path)
     if isinstance(error, FileExistsError):
-        return FileExistsError(errno.EEXIST, "exists already", path)
+        return FileExistsError(errno.EEXIST, "already exists", path)
     if isinstance(error, NotImplementedError):
-        return OSError(errno.EOPNOTSUPP, "this kind of store cannot do that", path)
+        return OSError(errno.EOPNOTSUPP, "this kind of store does not support the operation", path)
     if isinstance(error, ValueError) and "range requests" in str(error):
-        return OSError(errno.EOPNOTSUPP, "the server gives no parts of a file (Range); copy it to a local folder", path)
+        return OSError(
+            errno.EOPNOTSUPP, "the server does not support Range requests; copy the file to a local folder", path
+        )
     number = errno.EACCES if isinstance(error, PermissionError) else getattr(error, "errno", None) or errno.EIO
     return OSError(number, without_query(str(error)) or type(error).__name__, path)

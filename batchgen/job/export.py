@@ -20,7 +20,7 @@ def export_job(job: Job, folder: OutputFolder, to: Path) -> int:
     """
     earlier = read_earlier_run(folder)
     if earlier is None:
-        raise OutputError(f"{folder.path}: no run in it that has generated a row")
+        raise OutputError(f"{folder.path}: holds no run that has generated a row")
     source = open_input(job.spec.input)
     refuse_other_input(source, earlier.state, "export without the input's columns")
     for _ in source.read_row_batches():

@@ -1,1 +1,1 @@
-"""Spec: the job file. Knows its keys, its YAML and its paths; knows no model and no rows."""
+"""The job file. Knows its keys, its YAML and its paths; knows no model and no rows."""

@@ -1,7 +1,7 @@
-"""JobSpec: what the user asked, checked. A root noun: every key of a job file, and nothing of files, models or rows.
+"""JobSpec: a validated job file. Knows every key of a job file; knows nothing of files, models or rows.
 
-A key enters here when it works; any other is refused as unknown. Values that a model's own `generation_config` may
-give are None here when the job file does not set them (`job/settings.py` fills them and records where each came from).
+A key is listed here only if it works; any other is refused as unknown. Values that a model's own `generation_config`
+may set are None here if the job file does not set them (`job/settings.py` resolves them and records their sources).
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from pydantic import (
     model_validator,
 )
 
-# Names of a union's branches. They appear in pydantic's error locations, where `spec/problems.py` leaves them out.
+# Tags of a union's branches. They appear in pydantic's error locations, from which `spec/problems.py` removes them.
 TEXT_BRANCH, LIST_BRANCH = "<text>", "<list>"
-MAX_LOGPROBS = 1000  # of one token; all of a vocabulary would be more data than any job's text
+MAX_LOGPROBS = 1000  # per token; a whole vocabulary would be more data than the text of any job
 DEVICE_PATTERN = r"auto|cpu|cuda(:[0-9]+)?"
 
 
 def _as_list(value: Any) -> Any:
-    """One text is a list of one, never a list of letters; null is none."""
+    """Convert one text to a list of one, and null to an empty list."""
     return [] if value is None else [value] if isinstance(value, str) else value
 
 
 def _as_mapping(value: Any) -> Any:
-    """null is none; a token id that came as a number is the text that every other file format has for a key."""
+    """Convert null to an empty mapping, and numeric token ids to text, which keys are in other file formats."""
     if value is None:
         return {}
     return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 def _as_json(value: Any) -> Any:
-    """A schema written out is the same as one given as JSON text."""
+    """Convert a schema written out as YAML to JSON text."""
     return json.dumps(value) if isinstance(value, Mapping) else value
 
 
-def _json_object(text: str) -> str:
+def _check_json_object(text: str) -> str:
     try:
         is_object = isinstance(json.loads(text), dict)
     except ValueError as error:
@@ -60,18 +60,18 @@ def _text_or_list(value: Any) -> str:
     return LIST_BRANCH if isinstance(value, Sequence) and not isinstance(value, str) else TEXT_BRANCH
 
 
-def _known_device(value: str) -> str:
+def _check_device(value: str) -> str:
     if not re.fullmatch(DEVICE_PATTERN, value):
         raise ValueError("expected auto, cpu, cuda or cuda:1")
     return value
 
 
-# The sections are strict: the text "16" and `true` are not numbers, and 12.0 is not a whole one.
+# The sections are strict: the text "16" and `true` are not numbers, and 12.0 is not a whole number.
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 PositiveCount = Annotated[int, Field(ge=1, lt=2**31)]
 Text = Annotated[str, Field(min_length=1)]
-Frozen = AfterValidator(tuple)  # a list in YAML, a tuple here
+Frozen = AfterValidator(tuple)  # turns the list of the YAML file into a tuple
 TextOrList = Annotated[
     Annotated[Text, Tag(TEXT_BRANCH)] | Annotated[Sequence[Text], Field(min_length=1), Frozen, Tag(LIST_BRANCH)],
     Discriminator(_text_or_list),
@@ -81,7 +81,7 @@ Bias = Annotated[Number, Field(ge=-100, le=100)]
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
 NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 Device = Annotated[
-    str, AfterValidator(_known_device), WithJsonSchema({"type": "string", "pattern": f"^({DEVICE_PATTERN})$"})
+    str, AfterValidator(_check_device), WithJsonSchema({"type": "string", "pattern": f"^({DEVICE_PATTERN})$"})
 ]
 
 
@@ -90,67 +90,67 @@ class _Section(BaseModel):
 
 
 class ModelSpec(_Section):
-    """Which model, and how it may be loaded."""
+    """The model, and how it may be loaded."""
 
     path: Text = Field(description="hub id, local folder, or a .gguf file")
     revision: Text | None = Field(None, description="branch, tag or commit of a hub id")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="auto: the checkpoint's own (for .gguf: bfloat16 where the device has it, else float32)"
+        "auto", description="auto: the checkpoint's own (.gguf: bfloat16 if the device supports it, else float32)"
     )
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
     allow_untested: bool = Field(False, description="run a model family that has no parity test")
 
 
 class InputSpec(_Section):
-    """Which rows, and which of their columns make the prompt."""
+    """The input rows, and the columns that make their prompts."""
 
     path: TextOrList = Field(
         description="file, folder, glob, URL, or a list of them; Parquet, or JSON lines, also as .gz or .zst"
     )
-    format: Literal["auto", "parquet", "jsonl"] = Field("auto", description="auto: by file name, less .gz or .zst")
+    format: Literal["auto", "parquet", "jsonl"] = Field("auto", description="auto: by file name, without .gz or .zst")
     id: Text | None = Field(None, description="column with the row's id; draws depend on it instead of the position")
-    system: Text | None = Field(None, description="column with the system message; null or absent means none")
+    system: Text | None = Field(None, description="column with the system message, which may be null or absent")
     prompt: Text | None = Field(None, description="column with the user turn")
     messages: Text | None = Field(None, description="column with a list of {role, content}")
     text: Text | None = Field(None, description="column with raw text, no chat template")
-    token_ids: Text | None = Field(None, description="column with a list of token ids, used as they are")
-    template: Text | None = Field(None, description="sandboxed Jinja over the row's columns that makes the user turn")
+    token_ids: Text | None = Field(None, description="column with a list of token ids, used unchanged")
+    template: Text | None = Field(None, description="sandboxed Jinja over the row's columns; renders the user turn")
     sampling: Text | None = Field(
         None, description="column with a row's own values for keys of `sampling`: a struct, or an object as JSON text"
     )
     limit: Annotated[int, Field(ge=0)] | None = Field(None, description="read only the first rows")
 
     @model_validator(mode="after")
-    def _one_way_to_a_prompt(self) -> InputSpec:
-        ways = ("prompt", "messages", "text", "token_ids", "template")
-        given = [name for name in ways if getattr(self, name) is not None]
+    def _check_prompt_source(self) -> InputSpec:
+        sources = ("prompt", "messages", "text", "token_ids", "template")
+        given = [name for name in sources if getattr(self, name) is not None]
         if len(given) != 1:
             found = " and ".join(given) if given else "none"
-            raise ValueError(f"expected exactly one of {', '.join(ways)}; got {found}")
+            raise ValueError(f"expected exactly one of {', '.join(sources)}; got {found}")
         if self.system is not None and given[0] not in ("prompt", "template"):
-            raise ValueError(f"system goes with prompt or template, not with {given[0]}")
+            raise ValueError(f"system can be used with prompt or template, not with {given[0]}")
         return self
 
 
 class StructuredSpec(_Section):
-    """The form that completions must have: one of these."""
+    """The format that completions must have: exactly one of these keys."""
 
     json_schema: (
         Annotated[
             str,
             BeforeValidator(_as_json, json_schema_input_type=Mapping[str, Any] | str),
-            AfterValidator(_json_object),
+            AfterValidator(_check_json_object),
         ]
         | None
-    ) = Field(None, description="JSON that this schema, written out or as JSON text, allows; without free whitespace")
-    regex: Text | None = Field(None, description="text that this regular expression matches as a whole")
+    ) = Field(None, description="JSON valid under this schema (YAML or JSON text), without free whitespace")
+    regex: Text | None = Field(None, description="text that this regular expression matches from start to end")
     choice: Annotated[Sequence[Text], Field(min_length=1), Frozen] | None = Field(
         None, description="one of these texts"
     )
-    grammar: Text | None = Field(None, description="text of this grammar: Lark as llguidance has it, or GBNF")
+    grammar: Text | None = Field(None, description="text of this grammar, in llguidance's dialect of Lark or in GBNF")
 
     @model_validator(mode="after")
-    def _one_form(self) -> StructuredSpec:
+    def _check_one_given(self) -> StructuredSpec:
         if len(self.given) != 1:
             found = " and ".join(self.given) if self.given else "none"
             raise ValueError(f"expected exactly one of {', '.join(StructuredSpec.model_fields)}; got {found}")
@@ -158,12 +158,12 @@ class StructuredSpec(_Section):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The form, by its key."""
+        """The keys that are given, with their values."""
         return self.model_dump(exclude_none=True)
 
 
 class SamplingSpec(_Section):
-    """How tokens are chosen. None: the model's generation_config decides, then the built-in value."""
+    """How tokens are sampled. None: the value comes from the model's generation_config, or is the built-in one."""
 
     temperature: Annotated[Number, Field(ge=0, le=1000)] | None = Field(None, description="0: greedy (built-in)")
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = Field(None, description="1.0: off (built-in)")
@@ -172,27 +172,31 @@ class SamplingSpec(_Section):
     repetition_penalty: Annotated[Number, Field(gt=0, le=1000)] | None = Field(
         None, description="above 1: tokens of prompt and completion become less likely; 1.0: off (built-in)"
     )
-    presence_penalty: Penalty = Field(0.0, description="taken from the logit of every token the completion has")
-    frequency_penalty: Penalty = Field(0.0, description="the same, for every time that it has it")
-    logit_bias: Annotated[Mapping[str, Bias], BeforeValidator(_as_mapping)] = Field(
-        {}, description="token id, or text that is one token -> what is added to its logit; -100 forbids it"
+    presence_penalty: Penalty = Field(0.0, description="subtracted from the logit of every token of the completion")
+    frequency_penalty: Penalty = Field(
+        0.0, description="the same, once for each time that the completion has the token"
     )
-    bad_words: Texts = Field((), description="texts that a completion never has")
-    structured: StructuredSpec | None = Field(None, description="the form that a completion must have")
-    n: PositiveCount = Field(1, description="samples of every row; they share its prompt")
+    logit_bias: Annotated[Mapping[str, Bias], BeforeValidator(_as_mapping)] = Field(
+        {}, description="token id, or text that is one token -> value added to its logit; -100 forbids it"
+    )
+    bad_words: Texts = Field((), description="texts that a completion never contains")
+    structured: StructuredSpec | None = Field(None, description="the format that a completion must have")
+    n: PositiveCount = Field(1, description="samples per row; they share its prompt")
     max_tokens: PositiveCount | None = Field(None, description="null: up to the context limit")
-    min_tokens: Count = Field(0, description="no stop of any kind counts before so many tokens")
+    min_tokens: Count = Field(0, description="a completion does not end before this many tokens")
     stop: Texts = Field((), description="text, or a list of texts, that ends a completion")
     stop_token_ids: Annotated[Sequence[Count], Frozen] = Field((), description="token ids that end a completion")
-    ignore_eos: bool = Field(False, description="go on after the model's end tokens")
+    ignore_eos: bool = Field(False, description="continue after the model's end tokens")
     skip_special_tokens: bool = Field(True, description="leave special tokens out of completions")
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(None, description="null: a fresh one, recorded")
-    logprobs: NumTop | None = Field(None, description="log-probabilities of each token, and of this many best ones")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(None, description="null: drawn at random and recorded")
+    logprobs: NumTop | None = Field(
+        None, description="log-probabilities of each token and of this many most likely ones"
+    )
     prompt_logprobs: NumTop | None = Field(None, description="the same for the prompt's tokens")
 
 
 class OutputSpec(_Section):
-    """Where the answers go."""
+    """Where and how completions are written."""
 
     path: Text = Field(description="a folder, or a URL of one such as s3://bucket/folder")
     format: Literal["parquet", "jsonl"] = Field("parquet", description="of the part files in completions/")
@@ -202,34 +206,34 @@ class OutputSpec(_Section):
 
 
 class EngineSpec(_Section):
-    """How the job is run. None of these changes an answer, only time and memory."""
+    """How the job is run. These keys change time and memory; only max_model_len can change completions."""
 
     device: Device = Field("auto", description="auto | cpu | cuda | cuda:1")
     block_size: Annotated[int, Field(ge=1, le=1024)] = Field(16, description="token slots in a KV block")
-    num_blocks: PositiveCount | None = Field(None, description="null: from memory")
+    num_blocks: PositiveCount | None = Field(None, description="null: as many as fit into memory")
     memory_fraction: Annotated[Number, Field(gt=0, le=1)] = Field(
-        0.9, description="of the memory left beside the model and a step's own needs"
+        0.9, description="what the KV pool may take of the memory that weights and activations leave"
     )
     expected_tokens: PositiveCount | None = Field(
-        None, description="output length that admission reserves; null: learnt from finished rows"
+        None, description="output length that admission reserves; null: estimated from finished rows"
     )
-    max_num_seqs: PositiveCount | None = Field(None, description="rows that run at once")
-    max_batched_tokens: PositiveCount | None = Field(None, description="tokens in one step")
+    max_num_seqs: PositiveCount | None = Field(None, description="maximum rows that run at once")
+    max_batched_tokens: PositiveCount | None = Field(None, description="maximum tokens in one step")
     max_model_len: PositiveCount | None = Field(None, description="null: the model's own")
     prefix_cache: bool = Field(True, description="share the blocks of common prefixes")
     order: Literal["prefix", "input"] = Field("prefix", description="prefix: whole-job depth-first order")
     attention: Literal["auto", "torch", "cpu", "triton"] = Field(
-        "auto", description="auto | torch (the plain truth) | cpu | triton (GPU)"
+        "auto", description="auto | torch (reference) | cpu | triton (GPU)"
     )
 
 
 class JobSpec(_Section):
-    """A whole job file."""
+    """A job file."""
 
     model: ModelSpec
     input: InputSpec
     sampling: SamplingSpec = Field(default_factory=SamplingSpec)
     output: OutputSpec
     engine: EngineSpec = Field(default_factory=EngineSpec)
-    on_error: Literal["continue", "stop"] = Field("continue", description="what a bad row does to the job")
+    on_error: Literal["continue", "stop"] = Field("continue", description="what to do at a bad row")
     max_errors: Annotated[int, Field(ge=0)] | None = Field(None, description="stop after more bad rows than this")

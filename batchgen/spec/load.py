@@ -1,7 +1,7 @@
-"""load_job: a job file and its overrides to one checked Job. Opens no model and no input.
+"""load_job: validates a job file with its overrides. Opens no model and no input.
 
-Relative paths start at the job file's folder, those of `--set` too, so that a job means the same wherever it is
-started from.
+Relative paths, also in `--set`, are relative to the job file's folder, so that a job does not depend on the folder
+it is started from.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _RESOLVE = {"model": model_path, "input": input_path, "output": absolute_path}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the user asked: every path absolute, every given key with its source."""
+    """A validated job file: every path absolute, every given key with its source."""
 
     spec: JobSpec
-    sources: Mapping[str, str]  # dotted key -> "job" or "--set"; a key that is not here has its default
+    sources: Mapping[str, str]  # dotted key -> "job" or "--set"; other keys have their defaults
     path: Path  # the job file
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
-    """Read, override and check a job file. Raises SpecError with every problem, the file's by line, then `--set`."""
+    """Read, override and validate a job file. Raises SpecError with all problems, by line, those of `--set` last."""
     root = read_document(Path(path))
     malformed = _override(root, overrides)
     path = Path(path).absolute()
     values, problems = to_plain(root)
-    # A section whose keys are all commented out.
+    # A section is null if all its keys are commented out.
     values = {name: {} if value is None and section_keys(name) else value for name, value in values.items()}
     values, wrong_paths = _with_absolute_paths(values, path.parent.resolve(), root)
     spec, wrong_values = _check(values, root)
@@ -52,12 +52,12 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
         problems += _output_problems(spec, path, root)
     if problems or malformed or spec is None:
         raise SpecError([str(problem) for problem in sorted(problems, key=lambda problem: problem.where)] + malformed)
-    _warn_of_backslashes(spec, root)
+    _warn_backslashes(spec, root)
     return Job(spec, _sources(root), path)
 
 
 def _override(root: MappingNode, overrides: Sequence[str]) -> list[str]:
-    """Apply the overrides to `root`, the last of a key winning. Returns what is wrong with the unreadable ones."""
+    """Apply the overrides to `root`; the last one of a key wins. Returns the problems of malformed ones."""
     malformed: list[str] = []
     for override in overrides:
         try:
@@ -74,7 +74,7 @@ def _with_absolute_paths(
 
     def resolved(value: Any, key: Key) -> Any:
         if not isinstance(value, str) or not value:
-            return value  # for the schema to refuse
+            return value  # the schema refuses it
         try:
             return _RESOLVE[str(key[0])](value, folder)
         except SpecError as error:
@@ -86,7 +86,7 @@ def _with_absolute_paths(
         if isinstance(section, dict) and "path" in section:
             path, key = section["path"], (name, "path")
             is_list = isinstance(path, list)
-            path = [resolved(item, (*key, at)) for at, item in enumerate(path)] if is_list else resolved(path, key)
+            path = [resolved(item, (*key, i)) for i, item in enumerate(path)] if is_list else resolved(path, key)
             values = {**values, name: {**section, "path": path}}
     return values, problems
 
@@ -114,13 +114,13 @@ def _sources(root: MappingNode) -> dict[str, str]:
     return sources
 
 
-def _warn_of_backslashes(spec: JobSpec, root: MappingNode) -> None:
-    for position, text in enumerate(spec.sampling.stop):
+def _warn_backslashes(spec: JobSpec, root: MappingNode) -> None:
+    for i, text in enumerate(spec.sampling.stop):
         if re.search(r"\\[nrt]", text):
-            where = find(root, ("sampling", "stop", position)).where
+            where = find(root, ("sampling", "stop", i)).where
             logger.warning(
-                "%s: sampling.stop[%d]: %s holds a backslash and a letter; for a line break or tab use double quotes",
+                "%s: sampling.stop[%d]: %s has a backslash and a letter; for a line break or tab use double quotes",
                 where,
-                position,
+                i,
                 text,
             )

@@ -1,6 +1,6 @@
-"""Paths of a job file: variables and `~` filled in, relative ones made absolute, the output's apart from all others.
+"""Paths of a job file: expands variables and `~`, makes paths absolute, keeps the output apart from all other paths.
 
-Looks at names and links only; expands no pattern and opens nothing.
+Knows names and links; expands no pattern and opens no file.
 """
 
 from __future__ import annotations
@@ -19,46 +19,45 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def absolute_path(text: str, folder: Path) -> str:
-    """The path that `text` names when it is written in a file of `folder`; a URL stays, unless it is
-    one of a local file. Raises SpecError."""
+    """Return `text`, from a file in `folder`, as an absolute path; only `file://` URLs change. Raises SpecError."""
     text = _LOCAL_URL.sub("", _expand(text))
     if "://" in text:
         return text
     path = Path(text)
-    # `folder` is free of links, so its parent is what `..` means there. Later `..` are left to the file system.
+    # `folder` has no links, so `..` means its parent. A later `..` is resolved by the file system.
     while path.parts[:1] == ("..",):
         folder, path = folder.parent, Path(*path.parts[1:])
     return str(folder / path)
 
 
 def model_path(text: str, folder: Path) -> str:
-    """As `absolute_path`, but text that neither looks like a path nor exists in `folder` is a hub id, which stays."""
+    """Like `absolute_path`, but text that neither looks like a path nor exists in `folder` is kept: it is a hub id."""
     text = _expand(text)
     is_local = text.startswith(("./", "../", "/")) or text.endswith(".gguf") or (folder / text).exists()
     return absolute_path(text, folder) if is_local else text
 
 
 def input_path(text: str, folder: Path) -> str:
-    """As `absolute_path`, but where `text` is a pattern the folder before it is none, whatever its name."""
+    """Like `absolute_path`, but if `text` is a glob pattern, `folder` is escaped, so that only `text` is a pattern."""
     path = absolute_path(text, folder)
     is_pattern = glob.has_magic(text) and not os.path.exists(path)
     return absolute_path(text, Path(glob.escape(str(folder)))) if is_pattern else path
 
 
 def output_conflicts(spec: JobSpec, job_path: Path) -> Iterator[str]:
-    """Why the output folder may not be where it is: what it would write over, or be read from.
+    """Yield what the output folder would overwrite, or mix with, among the paths of the job.
 
-    A pattern is compared as it is written; the reader knows the files that it names and compares those.
+    A glob pattern is compared as text; the files that it matches are compared once they are known.
     """
     output = spec.output.path
     inputs = [spec.input.path] if isinstance(spec.input.path, str) else spec.input.path
     for path in inputs:
-        if _holds(output, path) or _holds(path, output):
+        if _contains(output, path) or _contains(path, output):
             yield f"would mix with the input {path}; choose another folder"
-    if os.path.isabs(spec.model.path) and _holds(output, spec.model.path):
-        yield f"would hold the model {spec.model.path}; choose another folder"
-    if _holds(output, str(job_path)):
-        yield f"would hold the job file {job_path}; choose another folder"
+    if os.path.isabs(spec.model.path) and _contains(output, spec.model.path):
+        yield f"would contain the model {spec.model.path}; choose another folder"
+    if _contains(output, str(job_path)):
+        yield f"would contain the job file {job_path}; choose another folder"
 
 
 def _expand(text: str) -> str:
@@ -70,16 +69,16 @@ def _expand(text: str) -> str:
 
     expanded = os.path.expanduser(_VARIABLE.sub(value, text))
     if "$" in expanded:
-        raise SpecError([f"a $ that is no variable, in {expanded}; write ${{NAME}} for a value of the environment"])
+        raise SpecError([f"$ without a variable in {expanded}; write ${{NAME}} for an environment variable"])
     if expanded.startswith("~"):
-        raise SpecError([f"no home folder for {expanded.split('/')[0]}; for a name that starts with ~ write ./~"])
+        raise SpecError([f"no home folder for {expanded.split('/')[0]}; if a name starts with ~, write ./~"])
     if "\0" in expanded:
-        raise SpecError(["a path cannot hold the character U+0000"])
+        raise SpecError(["a path cannot contain the character U+0000"])
     return expanded
 
 
-def _holds(folder: str, path: str) -> bool:
-    """Whether `path` is `folder` or lies in it, through any links."""
+def _contains(folder: str, path: str) -> bool:
+    """Return whether `path` is `folder` or is inside it, with links resolved."""
     if "://" in folder or "://" in path:
         return f"{path}/".startswith(f"{folder.rstrip('/')}/")
     folder, path = os.path.realpath(folder), os.path.realpath(path)

@@ -1,4 +1,4 @@
-"""What a job file has against the schema, in plain words: pydantic's errors, translated. Knows no file."""
+"""Problems of a job file: pydantic's validation errors in plain words. Knows the schema; opens no file."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pydantic import BaseModel, ValidationError
 from ruamel.yaml.nodes import MappingNode
 
 from batchgen.spec.job_spec import LIST_BRANCH, TEXT_BRANCH, JobSpec
-from batchgen.spec.yaml_tree import Key, Problem, dotted, find, written
+from batchgen.spec.yaml_tree import Key, Problem, dotted, find, quoted
 
-# pydantic's error type -> what was expected; braces are filled from the error's own context.
+# pydantic's error type -> what was expected; braces are filled from the error's context.
 _EXPECTED = {
     "bool_type": "true or false",
     "dict_type": "keys with values",
@@ -32,7 +32,7 @@ _EXPECTED = {
     "too_short": "at least one entry",
 }
 
-# What other tools call it -> what it is called here. Suggested only where the section has the key.
+# Name in other tools -> key here. Suggested only where the section has the key.
 FOREIGN_NAMES = {
     "attn_implementation": "attention",
     "attention_backend": "attention",
@@ -84,13 +84,14 @@ FOREIGN_NAMES = {
 
 
 def schema_problems(error: ValidationError, root: MappingNode) -> list[Problem]:
+    """Return the problems of a job file, each where the file or an override has it."""
     return [_problem(item, root) for item in error.errors(include_url=False)]
 
 
 def values_problem(error: ValidationError, section: str) -> str:
-    """The first thing that values of a section, given elsewhere than in a job file, have against the schema."""
+    """Return the first problem of values for `section` that do not come from a job file."""
     item = error.errors(include_url=False)[0]
-    key: Key = tuple(part for part in item["loc"] if part not in (TEXT_BRANCH, LIST_BRANCH))
+    key = _key(item)
     if item["type"] == "extra_forbidden":
         return f"{dotted(key)}: unknown key; {_advice((section, *key))}"
     if item["type"] == "value_error":
@@ -100,7 +101,7 @@ def values_problem(error: ValidationError, section: str) -> str:
 
 
 def section_keys(*sections: str) -> list[str]:
-    """The keys of a section, or of one in it; of the whole file without a name; none for a name that is no section."""
+    """Return the keys of a section or subsection, or of the whole file without a name; empty for an unknown name."""
     model: type[BaseModel] = JobSpec
     for name in sections:
         kind = model.model_fields[name].annotation if name in model.model_fields else None
@@ -112,17 +113,21 @@ def section_keys(*sections: str) -> list[str]:
 
 
 def _problem(item: Mapping[str, Any], root: MappingNode) -> Problem:
-    # A union's branch is a part of pydantic's location and not of the key.
-    key: Key = tuple(part for part in item["loc"] if part not in (TEXT_BRANCH, LIST_BRANCH))
+    key = _key(item)
     found = find(root, key)
     if item["type"] == "missing":
         return Problem(found.where, key, "missing, and it has no default; add it")
     if item["type"] == "extra_forbidden":
         return Problem(found.where, key, f"unknown key; {_advice(key)}")
-    got = "" if found.node is None else f", got {written(found.node)}"
-    if item["type"] == "value_error":  # our own words, from spec.py; those about a whole section say what they found
+    got = "" if found.node is None else f", got {quoted(found.node)}"
+    if item["type"] == "value_error":  # raised in job_spec.py; messages about a section quote its values
         return Problem(found.where, key, f"{item['ctx']['error']}{'' if isinstance(found.node, MappingNode) else got}")
     return Problem(found.where, key, f"{_expectation(item)}{got}")
+
+
+def _key(item: Mapping[str, Any]) -> Key:
+    """Return pydantic's location of an error without the tags of a union's branches."""
+    return tuple(part for part in item["loc"] if part not in (TEXT_BRANCH, LIST_BRANCH))
 
 
 def _expectation(item: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
-"""Document: a job file and its `--set` overrides as one tree of YAML nodes; every value knows where it was written.
+"""A job file and its `--set` overrides as one tree of YAML nodes, in which every value has its source position.
 
-Knows YAML 1.2 and nothing of the keys that a job file may have. The nodes of an override carry its text as their file
-name, so that a mistake in it is placed by the same means as a mistake in the file.
+Knows YAML 1.2; knows nothing of the keys of a job file. The nodes of an override have its text as their file name, so
+that problems in overrides and in the file are located in the same way.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from batchgen.errors import SpecError
 Key = tuple[str | int, ...]  # ("sampling", "stop", 0) is written sampling.stop[0]
 
 _STR, _MAP = "tag:yaml.org,2002:str", "tag:yaml.org,2002:map"
-# Plain text that looks like one of these is a value of that kind; everything else, dates too, is text.
+# Unquoted scalars resolve to one of these types; everything else, dates too, is text.
 _TYPED = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float")}
 
-# Words of the parser -> what to do about it.
+# Part of the parser's message -> what to do.
 _HINTS = {
     "found another document": "a job file holds one document; remove the --- and what follows it",
-    "'\\t'": "this is a tab, and YAML is indented with spaces; replace it",
+    "'\\t'": "this is a tab; YAML is indented with spaces",
     "undefined alias": "text that starts with * needs quotes",
-    "mapping values are not allowed": "text with ': ' in it needs quotes; the keys of a section start in one column",
+    "mapping values are not allowed": "text with ': ' in it needs quotes; keys of a section start in one column",
     "cannot start any token": "text that starts with this character needs quotes",
 }
 
 
 class SourcePosition(NamedTuple):
-    """Where something was written. Places sort as a reader meets them: the file by line, then the overrides."""
+    """Where a value was written. Sorts the file by line, then the overrides."""
 
     is_override: bool
     line: int  # from 1
@@ -57,7 +57,7 @@ class Problem(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The deepest part of a key that exists: its place, and its node where the whole key does."""
+    """The position of the deepest existing part of a key, and the node if the whole key exists."""
 
     where: SourcePosition
     node: Node | None
@@ -68,19 +68,20 @@ class _Entry(NamedTuple):
     value: Node
 
 
-class Plain(NamedTuple):
-    """The values of a document without their places."""
+class PlainValues(NamedTuple):
+    """The values of a document without their positions."""
 
     values: dict[str, Any]
     problems: list[Problem]
 
 
 def dotted(key: Key) -> str:
+    """Return the key as a user writes it."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key).removeprefix(".")
 
 
 def read_document(path: Path) -> MappingNode:
-    """The nodes of a job file. Raises SpecError where it is missing, not UTF-8, not YAML or not made of sections."""
+    """Return the nodes of a job file. Raises SpecError if it is missing, not UTF-8, not YAML or not a mapping."""
     text = _read_text(path)
     directive = re.search(r"^%", text, re.MULTILINE)
     if directive:
@@ -89,12 +90,12 @@ def read_document(path: Path) -> MappingNode:
     if root is None:
         raise SpecError([f"{path}: the file is empty; a job needs at least the sections model, input and output"])
     if not isinstance(root, MappingNode):
-        raise SpecError([f"{_position_of(root)}: expected sections (model:, input:, output:), got {written(root)}"])
+        raise SpecError([f"{_position_of(root)}: expected sections (model:, input:, output:), got {quoted(root)}"])
     return root
 
 
 def set_override(root: MappingNode, override: str) -> None:
-    """Add `key=value` to the document (mutates `root`). Raises SpecError where it is not of that form."""
+    """Add `key=value` to the document (mutates `root`). Raises SpecError if it does not have that form."""
     name, is_pair, text = override.partition("=")
     where = f"--set {override}"
     parts = name.strip().split(".")
@@ -115,10 +116,10 @@ def set_override(root: MappingNode, override: str) -> None:
     _append(root, parts[-1], node)
 
 
-def to_plain(root: MappingNode) -> Plain:
-    """The document's values (overrides win), and its doubled keys, tags, cycles and keys that are not text."""
+def to_plain(root: MappingNode) -> PlainValues:
+    """Return the values, overrides applied; repeated keys, tags, cycles and non-text keys are problems."""
     builder = _Builder()
-    return Plain(builder.build(root, ()), builder.problems)
+    return PlainValues(builder.build(root, ()), builder.problems)
 
 
 def find(root: MappingNode, key: Key) -> Found:
@@ -127,20 +128,20 @@ def find(root: MappingNode, key: Key) -> Found:
     where = _position_of(root)
     for part in key:
         if isinstance(part, int):
-            if isinstance(node, SequenceNode):  # else one text stands for a list of one
+            if isinstance(node, SequenceNode):  # otherwise one text represents a list of one
                 node = node.value[part]
                 where = _position_of(node)
             continue
         entry = _entry(node, part) if isinstance(node, MappingNode) else None
         if entry is None:
             return Found(where, None)
-        # The key's place and not the value's: a section's first value is on a later line.
+        # The key's position, not the value's: a section's first value is on a later line.
         where, node = _position_of(entry.name), entry.value
     return Found(where, node)
 
 
-def written(node: Node) -> str:
-    """A value as the user wrote it, shortened, for messages."""
+def quoted(node: Node) -> str:
+    """Return a value as the user wrote it, shortened, for messages."""
     if isinstance(node, MappingNode):
         return "a section"
     if isinstance(node, SequenceNode):
@@ -153,18 +154,18 @@ def written(node: Node) -> str:
 
 
 class _Builder:
-    """Turns nodes to plain values and notes what a job file may not contain."""
+    """Converts nodes to plain values and collects problems."""
 
     def __init__(self) -> None:
         yaml = YAML(typ="safe", pure=True)
         self.problems: list[Problem] = []
         self._resolver, self._constructor = yaml.resolver, yaml.constructor
-        self._built: dict[int, Any] = {}  # node id -> value: an anchor used many times is built once
-        self._open: set[int] = set()  # ids of the nodes around the one that is being built
+        self._built: dict[int, Any] = {}  # node id -> value, so that an anchor used many times is built once
+        self._open: set[int] = set()  # ids of the nodes that contain the one being built
 
     def build(self, node: Node, key: Key) -> Any:
         if id(node) in self._open:
-            self._note(node, key, f"the anchor &{node.anchor} contains itself; write the value out")
+            self._add_problem(node, key, f"the anchor &{node.anchor} contains itself; write the value out")
             return None
         if id(node) not in self._built:
             self._open.add(id(node))
@@ -174,14 +175,14 @@ class _Builder:
 
     def _value(self, node: Node, key: Key) -> Any:
         is_plain = getattr(node, "style", None) is None
-        # What the value would be without a tag.
+        # The tag that the value would have if none were written.
         tag = self._resolver.resolve(type(node), node.value, (is_plain, not is_plain))
         if str(tag) != node.tag:
-            self._note(node, key, f"the tag {_short_tag(node)} is not allowed; write a plain value")
+            self._add_problem(node, key, f"the tag {_short_tag(node)} is not allowed; write a plain value")
         if isinstance(node, MappingNode):
             return self._mapping(node, key)
         if isinstance(node, SequenceNode):
-            return [self.build(item, (*key, position)) for position, item in enumerate(node.value)]
+            return [self.build(item, (*key, i)) for i, item in enumerate(node.value)]
         return self._scalar(node, str(tag), key)
 
     def _mapping(self, node: MappingNode, key: Key) -> dict[str, Any]:
@@ -190,12 +191,12 @@ class _Builder:
         for name, value in node.value:
             where = _position_of(name)
             if not isinstance(name, ScalarNode):
-                self._note(name, key, "expected a key that is text; text that starts with { or [ needs quotes")
+                self._add_problem(name, key, "expected a key that is text; text that starts with { or [ needs quotes")
                 continue
             inner = (*key, name.value)
             if name.value in lines and not where.is_override:
-                twice = f"given twice, on lines {lines[name.value]} and {where.line}; keep one"
-                self.problems.append(Problem(where, inner, twice))
+                what = f"given twice, on lines {lines[name.value]} and {where.line}; keep one"
+                self.problems.append(Problem(where, inner, what))
             lines.setdefault(name.value, where.line)
             values[name.value] = self.build(value, inner)
         return values
@@ -205,11 +206,13 @@ class _Builder:
             return node.value
         try:
             return self._constructor.construct_object(ScalarNode(tag, node.value, node.start_mark, node.end_mark))
-        except ValueError:  # thousands of digits, or a lone ._
-            self._note(node, key, f"{written(node)} cannot be read as a number; text that looks like one needs quotes")
+        except ValueError:  # thousands of digits, or just ._
+            self._add_problem(
+                node, key, f"{quoted(node)} cannot be read as a number; text that looks like one needs quotes"
+            )
             return None
 
-    def _note(self, node: Node, key: Key, what: str) -> None:
+    def _add_problem(self, node: Node, key: Key, what: str) -> None:
         self.problems.append(Problem(_position_of(node), key, what))
 
 
@@ -231,7 +234,7 @@ def _read_text(path: Path) -> str:
 
 def _compose(text: str, name: str) -> Node | None:
     stream = StringIO(text)
-    stream.name = name  # the parser puts it into every mark
+    stream.name = name  # the parser copies it to every mark
     try:
         root: Node | None = YAML(typ="safe", pure=True).compose(stream)
     except MarkedYAMLError as error:
@@ -240,18 +243,18 @@ def _compose(text: str, name: str) -> Node | None:
         where = SourcePosition(name.startswith("--set "), _line(text, text.index(chr(error.character))), name)
         raise SpecError([f"{where}: the character U+{error.character:04X} is not allowed in YAML; remove it"]) from None
     except RecursionError:
-        raise SpecError([f"{name}: nested far too deeply to be a job file"]) from None
+        raise SpecError([f"{name}: nested too deeply for a job file"]) from None
     return root
 
 
 def _syntax_problem(error: MarkedYAMLError) -> str:
     context = f" ({error.context})" if error.context else ""
-    hint = next((f"; {hint}" for words, hint in _HINTS.items() if words in error.problem), "")
+    hint = next((f"; {hint}" for part, hint in _HINTS.items() if part in error.problem), "")
     return f"{_position_of_mark(error.problem_mark)}: not valid YAML: {error.problem}{context}{hint}"
 
 
 def _entry(mapping: MappingNode, name: str) -> _Entry | None:
-    """The last entry of that name: an override stands after what it overrides."""
+    """Return the last entry of that name: an override is appended after what it overrides."""
     return next((_Entry(*entry) for entry in reversed(mapping.value) if entry[0].value == name), None)
 
 
@@ -271,5 +274,5 @@ def _position_of_mark(mark: Any) -> SourcePosition:
     return SourcePosition(mark.name.startswith("--set "), mark.line + 1, mark.name)
 
 
-def _line(text: str, position: int) -> int:
-    return text.count("\n", 0, position) + 1
+def _line(text: str, offset: int) -> int:
+    return text.count("\n", 0, offset) + 1

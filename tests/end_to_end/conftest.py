@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from batchgen.io.remote import RemotePath, locate
 from tests.end_to_end.harness import ModelFolders, TinyRunner
-from tests.object_store import install
 
 
 @pytest.fixture(scope="session")
@@ -23,13 +20,3 @@ def run_tiny(tmp_path: Path, model_folders: ModelFolders) -> TinyRunner:
     """Runs jobs on tiny models in `tmp_path`, on one thread: their matrices are too small to be shared out."""
     torch.set_num_threads(1)
     return TinyRunner(tmp_path, model_folders)
-
-
-@pytest.fixture(params=["memory", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RemotePath]:
-    """A store that renames, and one that does not."""
-    install(tmp_path / "store")
-    path = locate(f"{request.param}://bucket")
-    assert isinstance(path, RemotePath)
-    yield path
-    path.remove()

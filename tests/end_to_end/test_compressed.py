@@ -50,7 +50,7 @@ def test_cut_off_file_is_refused_before_anything_is_generated(run_tiny: TinyRunn
 def test_file_that_is_not_what_its_name_says_is_refused(run_tiny: TinyRunner, tmp_path: Path) -> None:
     result = run_tiny(written(tmp_path / "x.jsonl.gz", json_lines(prompts("note a"))))
     assert result.exit_code == 2
-    assert "x.jsonl.gz: not gzip data, as the name says" in result.error
+    assert "x.jsonl.gz: not gzip data, although the name says so" in result.error
 
 
 def test_format_jsonl_reads_a_bare_compressed_name(run_tiny: TinyRunner, tmp_path: Path) -> None:
@@ -62,4 +62,4 @@ def test_format_jsonl_reads_a_bare_compressed_name(run_tiny: TinyRunner, tmp_pat
 def test_compressed_parquet_is_refused(run_tiny: TinyRunner, tmp_path: Path) -> None:
     result = run_tiny(written(tmp_path / "x.parquet.gz", gzip.compress(b"PAR1....PAR1")))
     assert result.exit_code == 2
-    assert "x.parquet.gz: Parquet inside .gz is not read; decompress it" in result.error
+    assert "x.parquet.gz: Parquet in .gz is not supported; decompress it" in result.error

@@ -79,7 +79,7 @@ def test_parquet_from_a_server_without_parts_is_refused(run_tiny: TinyRunner, ad
     table = pa.table({"prompt": ["note a"], "ballast": [os.urandom(6 << 20)]})  # more than is asked for at once
     pq.write_table(table, run_tiny.folder / "served/x.parquet")
     result = run_tiny([], input={"path": f"{address}/x.parquet"})
-    assert "x.parquet: cannot be read: the server gives no parts of a file" in result.error
+    assert "x.parquet: cannot be read: the server does not support Range requests" in result.error
 
 
 def test_what_a_server_does_not_have_is_named(run_tiny: TinyRunner, address: str) -> None:

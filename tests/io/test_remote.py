@@ -1,10 +1,9 @@
-"""Places in a store: what a URL leads to, and that faults of any kind name the place."""
+"""RemotePath: its operations in two kinds of store, and that every error is an OSError that names the path."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -12,17 +11,11 @@ import pytest
 
 from batchgen.errors import BatchgenError
 from batchgen.io.remote import FileState, RemotePath, locate, state_of
-from tests.object_store import install
 
 
-@pytest.fixture(params=["memory", "s3"])
-def location(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RemotePath]:
-    """An empty folder: of a store that renames, and of one that does not."""
-    install(tmp_path / "store")
-    path = locate(f"{request.param}://bucket/data")
-    assert isinstance(path, RemotePath)
-    yield path
-    path.remove()
+@pytest.fixture
+def location(store: RemotePath) -> RemotePath:
+    return store / "data"
 
 
 def local(tmp_path: Path, data: bytes) -> Path:
@@ -35,19 +28,19 @@ def test_local_path_is_a_path() -> None:
     assert locate("/a/b") == Path("/a/b")
 
 
-def test_parts_of_a_place(location: RemotePath) -> None:
+def test_parts_of_a_remote_path(location: RemotePath) -> None:
     path = location / "x" / "part-0.jsonl.gz"
     assert (path.name, path.suffix, path.parent) == ("part-0.jsonl.gz", ".gz", location / "x")
     assert str(path).endswith("bucket/data/x/part-0.jsonl.gz")
 
 
-def test_a_folder_is_there_when_something_is_in_it(location: RemotePath) -> None:
+def test_a_folder_exists_while_something_is_in_it(location: RemotePath) -> None:
     assert not location.exists()
     (location / "a" / "x").write_bytes(b"1")
     assert (location.is_dir(), location.is_file(), (location / "a" / "x").is_file()) == (True, False, True)
 
 
-def test_listing_is_sorted_and_of_one_folder(location: RemotePath) -> None:
+def test_listing_is_sorted_and_covers_one_folder(location: RemotePath) -> None:
     for name in ("chunk-1", "chunk-0", "a/chunk-2", ".chunk-3.tmp"):
         (location / name).write_bytes(b"1")
     assert [path.name for path in location.iterdir()] == [".chunk-3.tmp", "a", "chunk-0", "chunk-1"]
@@ -63,7 +56,7 @@ def test_put_and_fetch(location: RemotePath, tmp_path: Path) -> None:
     assert [path.name for path in location.iterdir()] == ["x"]
 
 
-def test_create_refuses_what_is_there(location: RemotePath) -> None:
+def test_create_refuses_an_existing_object(location: RemotePath) -> None:
     (location / "x").create(b"1")
     with pytest.raises(FileExistsError):
         (location / "x").create(b"2")
@@ -79,7 +72,7 @@ def test_state_changes_with_the_content(location: RemotePath) -> None:
     assert state_of(location / "x") != before
 
 
-def test_remove_takes_a_folder_and_bears_absence(location: RemotePath) -> None:
+def test_remove_deletes_a_folder_and_accepts_a_missing_one(location: RemotePath) -> None:
     (location / "a" / "x").write_bytes(b"1")
     (location / "a").remove()
     (location / "a").remove()
@@ -92,7 +85,7 @@ def test_local_file_state(tmp_path: Path) -> None:
     assert state_of(path) == FileState(3, path.stat().st_mtime_ns)
 
 
-def test_absence_names_the_place(location: RemotePath) -> None:
+def test_a_missing_file_is_named(location: RemotePath) -> None:
     with pytest.raises(FileNotFoundError, match="no such file") as caught:
         (location / "x").read_bytes()
     assert caught.value.filename == str(location / "x")
@@ -102,7 +95,7 @@ class Failing(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec carrie
     protocol = "failing"
 
     def info(self, path: str, **_: object) -> object:
-        raise RuntimeError("token expired")  # clients raise whatever they like
+        raise RuntimeError("token expired")  # clients raise exceptions of any type
 
     def _open(self, path: str, *_: object, **__: object) -> object:
         return self
@@ -120,7 +113,7 @@ class Failing(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec carrie
         pass
 
 
-def test_faults_of_a_client_become_os_errors() -> None:
+def test_errors_of_a_client_become_os_errors() -> None:
     path = RemotePath(Failing(), "bucket/x")
     with pytest.raises(OSError, match="token expired") as caught:
         path.state()

@@ -1,4 +1,4 @@
-"""load_job: what it accepts, what it refuses, and that it says where and what to do."""
+"""load_job: what it accepts, what it refuses, and that a problem has its line and advice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def problems(text: str, *overrides: str) -> list[str]:
 
 
 def sampling(value: str) -> str:
-    """A job whose line 5 is `value` in the section sampling."""
+    """Return a job whose line 5 is `value` in the section sampling."""
     return f"{GOOD}sampling:\n  {value}\n"
 
 
@@ -91,7 +91,7 @@ def test_unknown_key_names_the_nearest_known_one(line: str, advice: str) -> None
     assert problem.startswith(f"job.yaml:4: {advice}")
 
 
-def test_every_foreign_name_leads_to_a_key_and_is_none() -> None:
+def test_every_foreign_name_leads_to_a_key_and_is_not_one() -> None:
     keys = {key for section in section_keys() for key in [section, *section_keys(section)]}
     assert set(FOREIGN_NAMES.values()) <= keys
     assert not {"max_new_tokens", "max_length", "temp"} & keys
@@ -167,20 +167,20 @@ def test_wrong_section_or_path_is_named(text: str, problem: str) -> None:
     assert problems(text) == [problem]
 
 
-def test_literal_backslash_n_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:  # C35
+def test_literal_backslash_n_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:  # C35
     with caplog.at_level(logging.WARNING, "batchgen"):
         assert load(sampling(r"stop: [END, '\n']")).spec.sampling.stop == ("END", "\\n")
     [message] = caplog.messages
-    assert message.startswith(r"job.yaml:5: sampling.stop[1]: \n holds a backslash")
+    assert message.startswith(r"job.yaml:5: sampling.stop[1]: \n has a backslash")
     assert "double quotes" in message
 
 
-def test_real_line_break_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_real_line_break_is_not_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     load(sampling(r'stop: "\n"'))
     assert caplog.messages == []
 
 
-def test_override_wins_and_says_so() -> None:
+def test_override_wins_and_is_recorded_as_the_source() -> None:
     job = load(sampling("seed: 1"), "sampling.seed=2", "engine.block_size=8", "on_error=stop", "sampling.stop=[a, no]")
     assert (job.spec.sampling.seed, job.spec.engine.block_size, job.spec.on_error) == (2, 8, "stop")
     assert job.spec.sampling.stop == ("a", "no")
@@ -197,7 +197,7 @@ def test_override_without_a_value_is_null() -> None:
     assert load(sampling("seed: 1"), "sampling.seed=").spec.sampling.seed is None
 
 
-def test_override_may_hold_an_equals_sign() -> None:
+def test_override_may_contain_an_equals_sign() -> None:
     assert load(GOOD, "sampling.stop=a=b").spec.sampling.stop == ("a=b",)
 
 
@@ -230,7 +230,7 @@ def test_overrides_are_reported_after_the_file_and_all_together() -> None:
     ]  # fmt: skip
 
 
-def test_override_does_not_hide_a_doubled_key() -> None:
+def test_override_does_not_hide_a_repeated_key() -> None:
     found = problems(GOOD + "sampling:\n  seed: 1\n  seed: 2\n", "sampling.seed=3")
     assert found == ["job.yaml:6: sampling.seed: given twice, on lines 5 and 6; keep one"]
 
@@ -245,13 +245,11 @@ def test_unset_variables_are_all_named_and_no_folder_is_made(tmp_path: Path) -> 
 
 
 def test_variables_are_filled_in_paths_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLACE", "/data")
-    text = (
-        "model: {path: '${PLACE}/m'}\ninput: {path: '${PLACE}/a', template: '${PLACE}'}\noutput: {path: '${PLACE}/o'}"
-    )
+    monkeypatch.setenv("DATA", "/data")
+    text = "model: {path: '${DATA}/m'}\ninput: {path: '${DATA}/a', template: '${DATA}'}\noutput: {path: '${DATA}/o'}"
     spec = load(text).spec
     assert (spec.model.path, spec.input.path, spec.output.path) == ("/data/m", "/data/a", "/data/o")
-    assert spec.input.template == "${PLACE}"
+    assert spec.input.template == "${DATA}"
 
 
 def test_paths_start_at_the_job_files_folder(tmp_path: Path) -> None:

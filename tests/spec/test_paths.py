@@ -1,4 +1,4 @@
-"""Paths: variables and `~`, what is relative to what, and when a model is a hub id."""
+"""Paths of a job file: variables and `~`, relative paths, hub ids, and conflicts with the output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from batchgen.spec.paths import absolute_path, input_path, model_path, output_co
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.setenv("PLACE", "/data")
+    monkeypatch.setenv("DATA", "/data")
     monkeypatch.setenv("EMPTY", "")
     monkeypatch.delenv("NOPE_X", raising=False)
 
@@ -26,14 +26,14 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("in.parquet", "/jobs/day/in.parquet"),
         ("./in/", "/jobs/day/in"),
         ("../../in", "/in"),
-        ("a/../b", "/jobs/day/a/../b"),  # `a` may be a link, so `a/..` is not `.`
+        ("a/../b", "/jobs/day/a/../b"),  # `a` may be a link, so `a/..` is not always `.`
         ("/abs/in", "/abs/in"),
         ("~/in", "/home/me/in"),
-        ("${PLACE}/in", "/data/in"),
-        ("x${PLACE}", "/jobs/day/x/data"),
+        ("${DATA}/in", "/data/in"),
+        ("x${DATA}", "/jobs/day/x/data"),
         ("s3://bucket/in", "s3://bucket/in"),
         ("file:///data/in", "/data/in"),
-        ("s3://${PLACE}/in", "s3:///data/in"),
+        ("s3://${DATA}/in", "s3:///data/in"),
     ],
 )
 def test_path_becomes_absolute(text: str, path: str) -> None:
@@ -45,8 +45,8 @@ def test_path_becomes_absolute(text: str, path: str) -> None:
     [
         ("${NOPE_X}/o", "the environment variable NOPE_X is not set"),
         ("${EMPTY}/o", "the environment variable EMPTY is empty"),
-        ("$HOME/o", r"a \$ that is no variable"),
-        ("${HOME/o", r"a \$ that is no variable"),
+        ("$HOME/o", r"\$ without a variable"),
+        ("${HOME/o", r"\$ without a variable"),
         ("~no-such-user/o", "no home folder for ~no-such-user"),
         ("a\0b", r"U\+0000"),
     ],
@@ -57,7 +57,7 @@ def test_path_that_would_be_taken_literally_is_refused(text: str, problem: str) 
 
 
 @pytest.mark.parametrize("text", ["gpt2", "HuggingFaceTB/SmolLM2-135M", "hf://owner/name"])
-def test_model_that_is_no_path_is_a_hub_id(tmp_path: Path, text: str) -> None:
+def test_model_that_is_not_a_path_is_a_hub_id(tmp_path: Path, text: str) -> None:
     assert model_path(text, tmp_path) == text
 
 
@@ -91,7 +91,7 @@ def conflicts(output: str, *inputs: str, model: str = "gpt2") -> list[str]:
         *[("s3://b/in", "s3://b/in/"), ("s3://b", "s3://b/in"), ("s3://b/in/out", "s3://b/in")],
     ],
 )
-def test_output_and_input_may_not_hold_each_other(output: str, source: str) -> None:
+def test_output_and_input_may_not_contain_each_other(output: str, source: str) -> None:
     assert conflicts(output, "/other", source) == [f"would mix with the input {source}; choose another folder"]
 
 
@@ -105,9 +105,9 @@ def test_output_in_a_store_beside_the_input_is_fine(source: str) -> None:
     assert conflicts("s3://b/out", source) == []
 
 
-def test_output_may_hold_neither_the_model_nor_the_job_file() -> None:
-    assert conflicts("/m", "/d", model="/m/a.gguf") == ["would hold the model /m/a.gguf; choose another folder"]
-    assert conflicts("/jobs", "/d") == ["would hold the job file /jobs/job.yaml; choose another folder"]
+def test_output_may_contain_neither_the_model_nor_the_job_file() -> None:
+    assert conflicts("/m", "/d", model="/m/a.gguf") == ["would contain the model /m/a.gguf; choose another folder"]
+    assert conflicts("/jobs", "/d") == ["would contain the job file /jobs/job.yaml; choose another folder"]
 
 
 def test_output_is_compared_through_links(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Document: what is no job file at all is refused in words, with its line; nothing else escapes from the parser."""
+"""YAML of a job file: every file is read or refused with a problem and its line; no other exception escapes."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def read(folder: Path, content: str | bytes) -> dict[str, object]:
         ("path: *.parquet\n", ":1", "text that starts with * needs quotes"),
         ("a: b: c\n", ":1", "needs quotes"),
         ("a: @b\n", ":1", "needs quotes"),
-        ("[" * 3000, "", "nested far too deeply"),
+        ("[" * 3000, "", "nested too deeply"),
     ],
 )
-def test_file_that_is_no_job_is_refused(tmp_path: Path, content: str | bytes, line: str, words: str) -> None:
+def test_file_that_is_not_a_job_file_is_refused(tmp_path: Path, content: str | bytes, line: str, words: str) -> None:
     with pytest.raises(SpecError) as caught:
         read(tmp_path, content)
     [problem] = caught.value.problems
@@ -68,14 +68,14 @@ def test_missing_file_and_folder_are_named(tmp_path: Path) -> None:
         ("a: [1, {b: 1, b: 2}]\n", "a[1].b: given twice, on lines 1 and 1; keep one"),
     ],
 )
-def test_what_a_job_may_not_contain_is_noted(tmp_path: Path, content: str, problem: str) -> None:
+def test_forbidden_yaml_is_a_problem(tmp_path: Path, content: str, problem: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(content)
     [found] = to_plain(read_document(path)).problems
     assert str(found) == f"{path}:{found.where.line}: {problem}"
 
 
-def test_key_given_three_times_is_noted_twice(tmp_path: Path) -> None:
+def test_key_given_three_times_is_two_problems(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("a: 1\na: 2\nb: 3\na: 4\n")
     found = to_plain(read_document(path)).problems
@@ -99,7 +99,7 @@ def test_anchor_without_a_cycle_is_a_value(tmp_path: Path) -> None:
 
 
 def test_anchors_that_multiply_are_built_once(tmp_path: Path) -> None:
-    """Thirty levels of ten: ten to the thirtieth values if each were built anew."""
+    """Thirty levels of ten references would be 10^30 values if each were built separately."""
     levels = "".join(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 31))
     values = read(tmp_path, f"a0: &a0 [x]\n{levels}")
     assert len(values) == 31

@@ -1,1 +1,1 @@
-"""Rows in: files, formats and columns. Knows nothing of prompts, tokens or models."""
+"""Input rows: files, formats and columns. Knows nothing of prompts, tokens or models."""

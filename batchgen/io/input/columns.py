@@ -1,6 +1,6 @@
-"""Which columns make the prompt, and how one of their values becomes plain Python.
+"""The columns that make the prompt, and their values as plain Python.
 
-Knows the settings of `input:`; knows no file format, and judges no prompt (the prompts room does).
+Knows the settings of `input:`; knows no file format and validates no prompt (the prompts room does).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _SETTINGS = ("id", "system", "prompt", "messages", "text", "token_ids", "samplin
 
 @dataclass(frozen=True, slots=True)
 class PromptColumns:
-    """The columns a job reads to make its prompts, and their ids."""
+    """The columns from which a job makes its prompts, and the id column."""
 
     settings: Mapping[str, str]  # column -> the setting under `input:` that names it
 
     def plain(self, column: str, value: Any, *, null_is_absent: bool = False) -> Any:
-        """Plain Python value of one of the columns: bytes become text, messages and sampling values become dicts.
+        """Convert a value of one of the columns: bytes become text, messages and sampling values become dicts.
 
-        `null_is_absent`: a null field inside a message stands for no field, as in Arrow, where all rows share one
-        struct. An id that is not text, such as the bytes of a UUID, stays bytes. Raises RowError.
+        `null_is_absent`: a null field inside a message means that it lacks the field, as in Arrow, where all rows share
+        one struct. An id that is not text, such as the bytes of a UUID, stays bytes. Raises RowError.
         """
         setting = self.settings[column]
         if isinstance(value, bytes):
@@ -58,7 +58,7 @@ def prompt_columns(spec: InputSpec) -> PromptColumns:
 
 
 def missing_column(location: object, setting: str, column: str, present: Iterable[str]) -> InputError:
-    """The error for a named column that is not there, with the nearest name."""
+    """Return the error for a column that is named but does not exist, with the nearest name."""
     names = list(present)
     nearest = difflib.get_close_matches(column, names, n=1)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
@@ -87,7 +87,7 @@ def _parse_json(text: str) -> Any:
 
 
 def _sampling_values(value: Any, null_is_absent: bool) -> Any:
-    """Of values too null stands for none, as rows of Arrow share one struct; not in a schema written as JSON."""
+    """Drop null values, since Arrow rows share one struct, but not inside a `structured` value given as JSON."""
     plain = _drop_inner_nulls(value, depth=2)
     if not null_is_absent and isinstance(plain, dict) and "structured" in plain:
         plain["structured"] = value["structured"]
@@ -95,7 +95,7 @@ def _sampling_values(value: Any, null_is_absent: bool) -> Any:
 
 
 def _drop_null_keys(messages: Any) -> Any:
-    """Messages without their null keys. A null `content` stays: the prompts room refuses it by name."""
+    """Return messages without their null keys. A null `content` is kept: the prompts room refuses it by name."""
     if not isinstance(messages, list):
         return messages
     return [
@@ -107,7 +107,7 @@ def _drop_null_keys(messages: Any) -> Any:
 
 
 def _drop_inner_nulls(value: Any, depth: int = 0) -> Any:
-    """The value without null keys in dicts below the messages themselves, and with bytes as text."""
+    """Return the value with bytes as text and without the null keys of dicts at depth 2 or more."""
     if isinstance(value, dict):
         return {k: _drop_inner_nulls(v, depth + 1) for k, v in value.items() if v is not None or depth < 2}
     if isinstance(value, list):
@@ -116,14 +116,14 @@ def _drop_inner_nulls(value: Any, depth: int = 0) -> Any:
 
 
 class PlainLists(NamedTuple):
-    """Lists of integers, one after the other."""
+    """Lists of integers, concatenated."""
 
     values: npt.NDArray[np.integer[Any]]
     lengths: npt.NDArray[np.int64]  # of each list
 
 
 def plain_lists(column: pa.Array) -> PlainLists | None:
-    """The lists of a column; None where one of them or of their items is null, or where it is of another type."""
+    """Return the integer lists of a column; None if the type differs or if a list or an item is null."""
     type = column.type
     if not ((pa.types.is_list(type) or pa.types.is_large_list(type)) and pa.types.is_integer(type.value_type)):
         return None

@@ -1,4 +1,4 @@
-"""Which files the input is: a path, URL, folder, glob or list becomes an ordered list of data files of one format.
+"""The files of the input: expands a path, URL, folder, glob or list to an ordered list of data files of one format.
 
 Knows names, suffixes and first bytes, also those inside a compressed file; reads no rows.
 """
@@ -20,11 +20,11 @@ from batchgen.io.remote import FileState, Location, RemotePath, locate, state_of
 Format = Literal["parquet", "jsonl"]
 
 _FORMATS: dict[str, Format] = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
-_SUFFIXES = f"{', '.join(_FORMATS)}, and with .gz or .zst behind those of JSON lines"
+_SUFFIXES = f"{', '.join(_FORMATS)}, and those of JSON lines followed by .gz or .zst"
 _OTHER_COMPRESSION = (".bz2", ".xz", ".zip", ".lz4")
-_PARQUET_MARK = b"PAR1"
-_NOT_LINES = {
-    _PARQUET_MARK: "Parquet",
+_PARQUET_MAGIC = b"PAR1"
+_OTHER_MAGIC = {  # first bytes that no JSON lines file has
+    _PARQUET_MAGIC: "Parquet",
     b"PARE": "encrypted Parquet",
     b"\x1f\x8b": "gzip data",
     b"\x28\xb5\x2f\xfd": "Zstandard data",
@@ -38,14 +38,11 @@ class DataFile:
     """One input file as it was when the job began."""
 
     path: Location
-    name: str  # how rows call it: relative to the folder that all files share, always valid UTF-8
+    name: str  # for row locations: relative to the folder that all files share, always valid UTF-8
     state: FileState
 
     def check_unchanged(self) -> None:
-        """Refuse a file that was written to since the job began: its rows would no longer fit their answers.
-
-        Raises InputError.
-        """
+        """Raise InputError if the file has changed since the job began: its rows would not match their completions."""
         try:
             now = state_of(self.path)
         except OSError as error:
@@ -60,10 +57,10 @@ class FoundFiles(NamedTuple):
 
 
 def find_files(path: str | Sequence[str], format: Literal["auto", "parquet", "jsonl"]) -> FoundFiles:
-    """Expand `input.path`. The list is in the order given; folders and globs are in natural order (part-2, part-10).
+    """Expand `input.path`. A list keeps its order; folders and globs are in natural order (part-2 before part-10).
 
-    A folder gives its files with a data suffix, at any depth; names that begin with "." or "_" are markers and are
-    passed over, in globs too. Raises InputError naming the path that is missing, empty, mixed, damaged or repeated.
+    A folder contributes its files with a data suffix, at any depth; names that begin with "." or "_" are markers and
+    are skipped, in globs too. Raises InputError naming the path that is missing, empty, mixed, damaged or repeated.
     """
     entries = [path] if isinstance(path, str) else list(path)
     if not entries or not all(entries):
@@ -81,7 +78,7 @@ def find_files(path: str | Sequence[str], format: Literal["auto", "parquet", "js
 
 
 def natural_key(path: Location) -> list[list[str | int]]:
-    """Sort key under which numbers inside names count as numbers; equal numbers fall back to the spelling."""
+    """Return a sort key that compares numbers inside names by value, and equal numbers by spelling."""
     parts = [re.split(r"(\d+)", part) for part in path.parts]
     return [*([int(x) if i % 2 else x for i, x in enumerate(part)] for part in parts), [str(path)]]
 
@@ -105,7 +102,7 @@ def _expand(entry: str) -> list[Location]:
 
 
 def _in_glob(pattern: Location) -> list[Location]:
-    """Files that match; where only folders do, the data files in them."""
+    """Return the files that match; if only folders match, the data files in them."""
     matches: list[Location]
     if isinstance(pattern, RemotePath):
         matches = [*pattern.expand()]
@@ -117,7 +114,7 @@ def _in_glob(pattern: Location) -> list[Location]:
 
 
 def _parts_below(folder: Location, path: Location) -> list[str]:
-    """The parts of a path that are none of the folder's, or pattern's, own."""
+    """Return the parts of a path that are not parts of the folder, or pattern, itself."""
     return [part for part in path.parts if part not in folder.parts]
 
 
@@ -131,7 +128,7 @@ def _in_folder(folder: Location) -> Iterator[Location]:
 
 
 def _in_local_folder(folder: Path) -> Iterator[Path]:
-    seen: set[str] = set()  # real paths, so that links in a circle end
+    seen: set[str] = set()  # real paths, so that circular links end
     for root, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
         if (real := os.path.realpath(root)) in seen:
             folders.clear()
@@ -150,7 +147,7 @@ def _is_marker(name: str) -> bool:
 
 
 def _is_data(name: str) -> bool:
-    """True also for data under a compression that is not read, so that it is refused by name and not passed over."""
+    """True for data files, also with an unsupported compression, so that they are refused by name and not skipped."""
     path = inner_name(Path(name.lower()))
     return path.suffix in _FORMATS or (path.suffix in _OTHER_COMPRESSION and Path(path.stem).suffix in _FORMATS)
 
@@ -174,7 +171,7 @@ def _common_format(paths: Sequence[Location]) -> Format:
     first = paths[0]
     for path in paths:
         if _format_of(path) != _format_of(first):
-            raise InputError(f"{path} is {_format_of(path)} and {first} is {_format_of(first)}: one input, one format")
+            raise InputError(f"{path} is {_format_of(path)} and {first} is {_format_of(first)}: all need one format")
     return _format_of(first)
 
 
@@ -187,35 +184,37 @@ def _format_of(path: Location) -> Format:
 
 def _check_first_bytes(path: Location, format: Format) -> None:
     if isinstance(path, Path) and not path.is_file():
-        raise InputError(f"{path}: not a regular file; the input is read twice")
+        raise InputError(f"{path}: not a regular file, which is needed because the input is read twice")
     if format == "jsonl":
-        _check_lines(path)
+        _check_jsonl(path)
     else:
         _check_parquet(path)
 
 
-def _check_lines(path: Location) -> None:
+def _check_jsonl(path: Location) -> None:
     with open_bytes(path) as file:
         head = file.read(4)
-    for mark, kind in _NOT_LINES.items():
-        if head.startswith(mark):
+    for magic, kind in _OTHER_MAGIC.items():
+        if head.startswith(magic):
             raise InputError(f"{path}: not JSON lines but {kind}")
 
 
 def _check_parquet(path: Location) -> None:
     if is_compressed(path):
-        raise InputError(f"{path}: Parquet inside {path.suffix} is not read; decompress it (Parquet compresses itself)")
+        raise InputError(
+            f"{path}: Parquet in {path.suffix} is not supported; decompress it (Parquet has its own compression)"
+        )
     with path.open("rb") if isinstance(path, Path) else path.open_ranged() as file:
-        if file.read(4) != _PARQUET_MARK:
+        if file.read(4) != _PARQUET_MAGIC:
             raise InputError(f"{path}: not a Parquet file (it does not begin with PAR1)")
         file.seek(-4, os.SEEK_END)
         tail = file.read(4)
-    if tail != _PARQUET_MARK:
+    if tail != _PARQUET_MAGIC:
         raise InputError(f"{path}: the Parquet file is cut off (it does not end with PAR1)")
 
 
 def _data_files(paths: Sequence[Location]) -> Iterator[DataFile]:
-    # A URL counts as a path from the root, so that it has a name beside local files too.
+    # A URL is treated as a path from the root, so that it gets a name among local files too.
     absolute = [os.path.abspath(path if isinstance(path, Path) else f"/{path}") for path in paths]
     shared = os.path.commonpath([os.path.dirname(path) for path in absolute])
     for path, full in zip(paths, absolute, strict=True):

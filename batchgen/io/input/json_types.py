@@ -1,7 +1,7 @@
-"""Arrow types for JSON columns, found over all rows. Knows values and types; knows no files.
+"""Arrow types of JSON columns, inferred over all rows. Knows values and types; knows no files.
 
-Per column:  null < bool, int64, float64, string, list<T>, struct<...>;  whatever does not fit one of these is string:
-text stays as it is, other values become their JSON text. Nothing is guessed from the look of a text.
+Per column:  null < bool, int64, float64, string, list<T>, struct<...>;  a column that fits none of these is string:
+text is kept, other values become their JSON text. No type is guessed from the content of a text.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _SCALARS = {
 
 
 class Shape:
-    """What was seen so far at one place of the rows. Nulls leave no trace."""
+    """The kinds of the values observed so far under one key or in one list. Nulls are ignored."""
 
     __slots__ = ("_depth", "_fields", "_item", "_kinds")
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
-        self._kinds: set[str] = set()  # of _NAMES, or "inexact" int, "huge" int, "text": any value as JSON text
+        self._kinds: set[str] = set()  # of _NAMES; "inexact" and "huge" ints; "text": kept as JSON text
         self._item: Shape | None = None
         self._fields: dict[str, Shape] = {}
 
@@ -84,7 +84,7 @@ class Shape:
 
 
 class ColumnTypes:
-    """The types of all columns; columns are in the order in which they first appeared."""
+    """The types of all columns, in the order in which the columns first appeared."""
 
     def __init__(self) -> None:
         self._columns: dict[str, Shape] = {}
@@ -100,7 +100,7 @@ class ColumnTypes:
 
 
 def to_batch(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """The rows, which `schema` was found on, as one batch; a key that a row lacks is null."""
+    """Convert rows to one batch of the `schema` inferred from them; a key that a row lacks is null."""
     row_type = pa.struct(list(schema))
     convert = _converter(row_type)
     return pa.RecordBatch.from_struct_array(pa.array([convert(row) for row in rows], row_type))
@@ -114,7 +114,7 @@ def _observe_fields(fields: dict[str, Shape], values: Mapping[str, Any], depth: 
 
 
 def _converter(type: pa.DataType) -> Callable[[Any], Any]:
-    """A function from JSON values to what `pa.array` takes for this type."""
+    """Return a function that converts JSON values to what `pa.array` accepts for this type."""
     if pa.types.is_string(type):
         return lambda value: value if value is None or isinstance(value, str) else strict_json.to_text(value)
     if pa.types.is_float64(type):

@@ -1,7 +1,7 @@
-"""JSON lines: one object a line, split at b"\\n" only. Knows lines and values; column types are found over all rows.
+"""JSON lines: one object per line, split at b"\\n" only. Knows lines and values; types are inferred over all rows.
 
-A line that cannot be used becomes a row with an error and the reading goes on. Only a file that is no JSON lines file
-at all is refused.
+A line that cannot be used becomes a row with an error, and reading continues. Only a file that is not JSON lines at
+all is refused.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from batchgen.io.remote import Location
 
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 8 << 20  # of input lines
-_MAX_LINE_BYTES = 256 << 20  # with its end; a longer one is no prompt, and few compressed bytes can hold it
+_MAX_LINE_BYTES = 256 << 20  # with its end; a small compressed file can hold a longer line, which is no prompt
 _CHUNK_BYTES = 1 << 20
-_MAX_COLUMNS = 10_000  # beyond that keys are data, and no reader of the output could bear them as columns
+_MAX_COLUMNS = 10_000  # beyond that keys are data, and readers of the output cannot handle so many columns
 _SPACE = b" \t\r\n"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # valid UTF-8 can hold a surrogate only as an escape
 
@@ -36,7 +36,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # valid UTF-8 can hold a surrogat
 class _Record(NamedTuple):
     kind: str  # "data.jsonl line"
     number: int  # of the line, from 1
-    values: dict[str, Any]  # what could be read; may lack fields if there is an error
+    values: dict[str, Any]  # the fields that could be read; some may be missing if there is a problem
     problem: str | None
     size: int  # bytes of the line
 
@@ -46,7 +46,7 @@ class _Record(NamedTuple):
 
 
 class _JsonlRows:
-    """Rows that were read together; see `rows.RowBatch`."""
+    """Rows that were read together. See `rows.RowBatch` for the contract."""
 
     def __init__(self, rows: list[Row]) -> None:
         self._rows = rows
@@ -79,7 +79,7 @@ class JsonlInput:
 
     @property
     def schema(self) -> pa.Schema:
-        assert self._schema is not None, "the types are known only after all rows were read"
+        assert self._schema is not None, "the schema is known only after all rows have been read"
         return self._schema
 
     def read_rows(self) -> Iterator[Row]:
@@ -89,7 +89,7 @@ class JsonlInput:
         self.locations = RowLocations()
         types = ColumnTypes()
         index = 0
-        for records in self._held_records():
+        for records in self._record_batches():
             for record in records:
                 types.observe(record.values)
                 if len(types) > _MAX_COLUMNS:
@@ -101,7 +101,7 @@ class JsonlInput:
         self._schema = types.schema()
 
     def read_batches(self) -> Iterator[pa.RecordBatch]:
-        return (to_batch([record.values for record in records], self.schema) for records in self._held_records())
+        return (to_batch([record.values for record in records], self.schema) for records in self._record_batches())
 
     def _row(self, index: int, record: _Record) -> Row:
         self.locations.add(index, record.kind, record.number)
@@ -117,8 +117,8 @@ class JsonlInput:
                 return Row(index, record.location, error=f"{record.location}: key {strict_json.quote(name)}: {error}")
         return Row(index, record.location, values)
 
-    def _held_records(self) -> Iterator[list[_Record]]:
-        """All records, as many at a time as are held in memory."""
+    def _record_batches(self) -> Iterator[list[_Record]]:
+        """Yield all records, in lists that are held in memory one at a time."""
         records: list[_Record] = []
         size = 0
         for record in islice((record for file in self._files for record in _read_file(file)), self._limit):
@@ -148,7 +148,7 @@ def _read_file(file: DataFile) -> Iterator[_Record]:
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes | None]:
-    """Lines with their ends; None for one that is too long to be held."""
+    """Yield lines with their ends; None for a line that is too long."""
     while line := stream.readline(_MAX_LINE_BYTES + 1):
         yield line if len(line) <= _MAX_LINE_BYTES else None
         while len(line) > _MAX_LINE_BYTES and not line.endswith(b"\n"):
@@ -164,7 +164,7 @@ def _read_line(kind: str, number: int, line: bytes) -> _Record:
 
 
 def _parse_line(line: bytes) -> tuple[dict[str, Any], str | None]:
-    """Fields of a line and what is wrong with others. Raises RowError if no field can be used."""
+    """Return the usable fields of a line, and the problem with the others. Raises RowError if no field is usable."""
     try:
         text = line.rstrip(b"\r\n").decode()
     except UnicodeDecodeError as error:
@@ -180,20 +180,20 @@ def _parse_line(line: bytes) -> tuple[dict[str, Any], str | None]:
 
 
 def _refuse_other_json(path: Location) -> None:
-    """Raise InputError for a JSON array, and for a `.json` file whose first line is not a whole object."""
+    """Raise InputError for a JSON array, and for a `.json` file whose first line is not a complete object."""
     with open_bytes(path) as stream:
         lines = iter(partial(stream.readline, _MAX_LINE_BYTES), b"")
         first = next((line for line in lines if line.strip(_SPACE)), b"").removeprefix(codecs.BOM_UTF8).strip(_SPACE)
         rest_ends = _last_byte(stream) if first.startswith(b"[") else b""
     is_one_line = not rest_ends
     if first.startswith(b"[") and (rest_ends or first[-1:]) == b"]" and (is_one_line or not _is_json(first)):
-        raise InputError(f"{path}: the file is a JSON array, not lines; write one object a line (jq -c '.[]' does it)")
+        raise InputError(f"{path}: the file is a JSON array, not lines; write one object per line (jq -c '.[]')")
     if inner_name(path).suffix.lower() == ".json" and first and not (first.startswith(b"{") and _is_json(first)):
-        raise InputError(f"{path}: the file is not JSON lines: its first line is not a whole object")
+        raise InputError(f"{path}: the file is not JSON lines: its first line is not a complete object")
 
 
 def _last_byte(stream: BinaryIO) -> bytes:
-    """The last byte of the rest that is not space; b"" if there is none. A compressed file has no way to its end."""
+    """Return the last non-space byte of the rest, or b"". Reads it all: a compressed file cannot seek to its end."""
     last = b""
     for chunk in iter(partial(stream.read, _CHUNK_BYTES), b""):
         last = chunk.rstrip(_SPACE)[-1:] or last

@@ -1,4 +1,4 @@
-"""Parquet input: many files read as one table. Knows files, types and columns.
+"""Parquet input: many files read as one table. Knows files, types and columns; knows no prompts.
 
 The types are checked before anything runs, and the first pass decodes every column, so that a damaged file is found
 before a token is generated.
@@ -34,7 +34,7 @@ class _Piece(NamedTuple):
 
 
 class _ParquetRows:
-    """The rows of a piece; see `rows.RowBatch`."""
+    """The rows of a piece. See `rows.RowBatch` for the contract."""
 
     def __init__(self, piece: _Piece, columns: PromptColumns) -> None:
         self._piece = piece
@@ -116,14 +116,14 @@ def _as_input_error(path: Location) -> Iterator[None]:
 def _read_schema(file: DataFile) -> pa.Schema:
     with _as_input_error(file.path), parquet_source(file.path) as source, pq.ParquetFile(source) as parquet:
         schema: pa.Schema = parquet.schema_arrow
-        schema.to_string(show_field_metadata=False, show_schema_metadata=False)  # a name of any depth may be damaged
+        schema.to_string(show_field_metadata=False, show_schema_metadata=False)  # raises for a damaged name
         return schema
 
 
 def _read_file(file: DataFile) -> Iterator[pa.RecordBatch]:
     with _as_input_error(file.path):
         file.check_unchanged()
-        # Arrow's pre-buffering keeps the whole file in memory until it is closed.
+        # With pre-buffering Arrow keeps the whole file in memory until it is closed.
         with parquet_source(file.path) as source, pq.ParquetFile(source, pre_buffer=False) as parquet:
             batch_size = _batch_rows(parquet.metadata)
             # Arrow cannot make one batch of nested dictionaries from two row groups.
@@ -133,14 +133,14 @@ def _read_file(file: DataFile) -> Iterator[pa.RecordBatch]:
 
 
 def _batch_rows(metadata: pq.FileMetaData) -> int:
-    """Rows of one batch: fewer where rows are large, so that memory does not grow with them."""
+    """Return the number of rows per batch: fewer where rows are large, which bounds memory."""
     size: int = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
     fitting: int = _BATCH_BYTES * metadata.num_rows // max(1, size)
     return max(1, min(_BATCH_ROWS, fitting))
 
 
 def _conform(batch: pa.RecordBatch, schema: pa.Schema, path: Location) -> pa.RecordBatch:
-    """The batch with the columns and types of the whole input; a column that its file lacks is null."""
+    """Return the batch with the columns and types of the whole input; a column that its file lacks is null."""
     present = dict(zip(batch.schema.names, batch.columns, strict=True))
     absent = pa.nulls(batch.num_rows)
     try:
@@ -159,7 +159,7 @@ def _cast(array: pa.Array, type: pa.DataType) -> pa.Array:
 def _to_python(cell: pa.Scalar) -> Any:
     try:
         return cell.as_py()
-    except UnicodeDecodeError as error:  # Arrow does not check its strings when it reads them
+    except UnicodeDecodeError as error:  # Arrow does not validate strings when it reads them
         raise RowError(f"not valid UTF-8 at byte {error.start + 1}") from error
     except (ValueError, OverflowError) as error:
         raise RowError(f"Python cannot hold the value: {error}") from error

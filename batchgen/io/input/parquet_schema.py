@@ -1,4 +1,4 @@
-"""Schemas of Parquet files: one for all of them, and what the prompt columns may be. Reads no rows."""
+"""Schemas of Parquet files: unifies those of all files and checks the prompt columns. Reads no rows."""
 
 from __future__ import annotations
 
@@ -7,30 +7,21 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from batchgen.errors import InputError
+from batchgen.io.arrow_types import is_bytes, is_list, is_text
 from batchgen.io.input.columns import PromptColumns, missing_column
 from batchgen.io.remote import Location
 
-_TEXT = {pa.string(), pa.large_string(), pa.string_view()}
-_BYTES = {pa.binary(), pa.large_binary(), pa.binary_view()}
-_IS_LIST = (
-    pa.types.is_list,
-    pa.types.is_large_list,
-    pa.types.is_fixed_size_list,
-    pa.types.is_list_view,
-    pa.types.is_large_list_view,
-)
-
 
 def unify(paths: Sequence[Location], schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """One schema for all files: columns by name, the first file's first; null yields to any type, numbers widen.
+    """Return one schema for all files: columns by name, the first file's first; null yields to any type, numbers widen.
 
     Every field is nullable, since a file may lack it. Raises InputError for a name that a file has twice and for a
-    column whose types do not go together.
+    column whose types cannot be unified.
     """
     fields: dict[str, pa.Field] = {}
-    defined_in: dict[str, Location] = {}  # column -> the file whose type stands for it in messages
+    defined_in: dict[str, Location] = {}  # column -> the file that messages name for its type
     for path, schema in zip(paths, schemas, strict=True):
-        _refuse_doubled(path, schema.names)
+        _refuse_duplicates(path, schema.names)
         for field in schema:
             known = fields.get(field.name)
             if known is None or pa.types.is_null(known.type):
@@ -42,20 +33,20 @@ def unify(paths: Sequence[Location], schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 
 def check_prompt_columns(path: Location, schema: pa.Schema, columns: PromptColumns) -> None:
-    """Raise InputError for a named column that the file lacks, or whose type makes no prompt."""
+    """Raise InputError for a named column that the file lacks, or whose type does not fit its setting."""
     for column, setting in columns.settings.items():
         if column not in schema.names:
             raise missing_column(path, setting, column, schema.names)
         type = _storage(schema.field(column).type)
-        needed = _what_is_needed(setting, type)
+        needed = _expected_type(setting, type)
         if needed is not None and not pa.types.is_null(type):
             raise InputError(f"{path}: column {column!r} is {type}; input.{setting} needs {needed}")
 
 
-def _refuse_doubled(path: Location, names: Sequence[str]) -> None:
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if doubled:
-        raise InputError(f"{path}: more than one column is called {', '.join(map(repr, doubled))}; rename all but one")
+def _refuse_duplicates(path: Location, names: Sequence[str]) -> None:
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise InputError(f"{path}: more than one column is named {', '.join(map(repr, repeated))}; rename all but one")
 
 
 def _merge(known: pa.Field, field: pa.Field, known_path: Location, path: Location) -> pa.DataType:
@@ -63,15 +54,15 @@ def _merge(known: pa.Field, field: pa.Field, known_path: Location, path: Locatio
         pair = [pa.schema([each.remove_metadata()]) for each in (known, field)]
         return pa.unify_schemas(pair, promote_options="permissive").field(0).type
     except pa.ArrowException as error:
-        if _is_text(known.type) and _is_text(field.type):  # Arrow knows no common type of a dictionary and a string
+        if is_text(_decoded(known.type)) and is_text(_decoded(field.type)):  # Arrow cannot unify dictionary and string
             return pa.large_string()
         raise InputError(
             f"column {field.name!r} is {known.type} in {known_path} and {field.type} in {path}; convert one of them"
         ) from error
 
 
-def _what_is_needed(setting: str, type: pa.DataType) -> str | None:
-    """What the setting needs, in words, if the type is not that."""
+def _expected_type(setting: str, type: pa.DataType) -> str | None:
+    """Describe the type that the setting needs; None if `type` fits."""
     if setting in ("prompt", "system", "text") and not _is_text_or_bytes(type):
         return "text"
     if setting == "messages" and not (_is_text_or_bytes(type) or _is_list_of(type, pa.types.is_struct)):
@@ -83,18 +74,16 @@ def _what_is_needed(setting: str, type: pa.DataType) -> str | None:
     return None
 
 
-def _is_text(type: pa.DataType) -> bool:
-    return (type.value_type if pa.types.is_dictionary(type) else type) in _TEXT
+def _decoded(type: pa.DataType) -> pa.DataType:
+    return type.value_type if pa.types.is_dictionary(type) else type
 
 
 def _is_text_or_bytes(type: pa.DataType) -> bool:
-    return _is_text(type) or (type.value_type if pa.types.is_dictionary(type) else type) in _BYTES
+    return is_text(_decoded(type)) or is_bytes(_decoded(type))
 
 
 def _is_list_of(type: pa.DataType, is_item: Callable[[pa.DataType], bool]) -> bool:
-    return any(is_list(type) for is_list in _IS_LIST) and (
-        is_item(type.value_type) or pa.types.is_null(type.value_type)
-    )
+    return is_list(type) and (is_item(type.value_type) or pa.types.is_null(type.value_type))
 
 
 def _storage(type: pa.DataType) -> pa.DataType:

@@ -1,4 +1,4 @@
-"""The door through which rows come in. Knows which reader serves which format."""
+"""Opens the input. Knows which reader reads which format; reads no rows itself."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class Input(Protocol):
-    """The rows of a job, which can be read again and again, a piece at a time. Reading stops after `input.limit` rows.
+    """The rows of a job. They can be read repeatedly, in pieces; reading stops after `input.limit` rows.
 
-    Every reading raises InputError for a file that is damaged or was changed since the job began.
+    Every pass raises InputError for a file that is damaged or was changed since the job began.
     """
 
     @property
@@ -30,27 +30,27 @@ class Input(Protocol):
 
     @property
     def schema(self) -> pa.Schema:
-        """The carried columns and their types. For JSON lines known once all rows have been read."""
+        """The carried columns and their types. For JSON lines they are known once all rows have been read."""
 
     @property
     def locations(self) -> RowLocations:
-        """Where the rows come from that `read_rows` or `read_row_batches` has given."""
+        """The file and line or row of every row that `read_rows` or `read_row_batches` has yielded."""
 
     def read_rows(self) -> Iterator[Row]:
-        """Every row with the values that make its prompt; a row that cannot be read has an `error` instead."""
+        """Yield every row with the values that make its prompt; a row that cannot be read has an `error` instead."""
 
     def read_row_batches(self) -> Iterator[RowBatch]:
-        """The same rows, as many at a time as the reader holds."""
+        """Yield the same rows, in the batches in which the reader holds them."""
 
     def read_batches(self) -> Iterator[pa.RecordBatch]:
-        """The carried columns, typed by `schema`: one record a row, as many and in the same order as `read_rows`.
+        """Yield the carried columns as `schema` types them: one record per row, in the order of `read_rows`.
 
         A field that could not be read is null.
         """
 
 
 def open_input(spec: InputSpec) -> Input:
-    """Find the files of `input.path` and check what can be checked before reading. Raises InputError."""
+    """Find the files of `input.path` and check what can be checked without reading rows. Raises InputError."""
     found = find_files(spec.path, spec.format)
     open_format = ParquetInput if found.format == "parquet" else JsonlInput
     return open_format(found.files, prompt_columns(spec), spec.limit)

@@ -1,4 +1,4 @@
-"""Row: one input record on its way to a prompt. Knows nothing of files beyond the words that name its place."""
+"""Row: one input record, from which a prompt is made. Knows nothing of files beyond the text of a row's location."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Row:
     """One input record.
 
-    `values` holds only the columns that make the prompt (and the id); the carried columns are read again when the
+    `values` holds only the columns that make the prompt, and the id; the carried columns are read again when the
     output is written, so that a job's memory does not grow with the width of its input. A key that the record lacks
     (JSONL) is absent from `values`; a null is None.
     """
@@ -28,36 +28,36 @@ class Row:
 
 
 class RowLocations:
-    """Where the rows of an input come from, for messages; rows that follow each other in a file take a few bytes."""
+    """The locations of the rows of an input, for messages. Consecutive rows of a file are stored as one run."""
 
     def __init__(self) -> None:
-        self._indices = array("q")  # of the first rows of such runs, ascending
-        self._numbers = array("q")  # theirs within their file
+        self._indices = array("q")  # index of the first row of each run, ascending
+        self._numbers = array("q")  # number of that row within its file
         self._kinds: list[str] = []  # "data.jsonl line"
 
     def add(self, index: int, kind: str, number: int) -> None:
-        """Row `index` of the input is `number` of its file, from 1; so are, until the next call, those behind it."""
+        """Record that row `index` is number `number` (from 1) of its file; the rows up to the next call follow it."""
         if not self._kinds or self._kinds[-1] != kind or number - self._numbers[-1] != index - self._indices[-1]:
             self._indices.append(index)
             self._numbers.append(number)
             self._kinds.append(kind)
 
     def __getitem__(self, index: int) -> str:
-        """What `Row.location` was, of any row that has been read."""
+        """Return the `Row.location` of any row that has been read."""
         run = bisect_right(self._indices, index) - 1
         return f"{self._kinds[run]} {self._numbers[run] + index - self._indices[run]}"
 
 
 class RowBatch(Protocol):
-    """Consecutive rows of an input, as many as its reader holds at once: some hundreds, fewer where rows are large."""
+    """Consecutive rows of an input that its reader holds at once: some hundreds, fewer where rows are large."""
 
     def __len__(self) -> int: ...
 
     def rows(self, *, without: str | None = None) -> Iterator[Row]:
-        """The rows with the values that make their prompts; a row that cannot be read has an `error` instead.
+        """Yield the rows with the values that make their prompts; a row that cannot be read has an `error` instead.
 
-        The column `without` need not be among the values: turning it to Python would take long.
+        The values may lack the column `without`, whose conversion to Python would be slow.
         """
 
     def column(self, name: str) -> pa.Array | None:
-        """One value a row as Arrow holds them; None where the values did not come as Arrow (JSON lines)."""
+        """Return a column as an Arrow array, one value per row; None if the rows are not Arrow data (JSON lines)."""

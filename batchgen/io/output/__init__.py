@@ -1,1 +1,1 @@
-"""Rows out: the output folder, its journal, its lock and its part files. Knows nothing of how a row was answered."""
+"""Output: the folder, its lock, its journal and its part files. Knows nothing of how a row was generated."""

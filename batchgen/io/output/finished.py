@@ -1,6 +1,6 @@
-"""The results of a finished run back into a journal, so that a run can go on from them; and failed rows out of one.
+"""Reopens a finished run: puts its results back into a journal; removes failed rows from one.
 
-Knows part files, chunks and our columns; the input's columns are read again from the input.
+Knows part files, chunks and the added columns; the input's columns are read again from the input.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from batchgen.errors import OutputError
 from batchgen.io.input.files import Format
 from batchgen.io.output.folder import OutputFolder
 from batchgen.io.output.journal import committed_chunks, merge_chunks, write_chunk
-from batchgen.io.output.schema import EXPORT_SCHEMA, JOURNAL_SCHEMA, added_columns
+from batchgen.io.output.schema import EXPORT_SCHEMA, added_columns
 from batchgen.io.remote import Location, parquet_source
 from batchgen.request_output import FinishReason, RequestOutput
 
@@ -26,7 +26,7 @@ _ROWS_PER_CHUNK = 10_000
 
 
 def import_results(folder: OutputFolder, prefix: str, format: Format, *, without_failed: bool) -> None:
-    """Commit the rows in `completions/` to the folder's journal, which is empty. Raises OutputError."""
+    """Write the rows in `completions/` to the folder's journal, which is empty. Raises OutputError."""
     parts: list[Location] = sorted(folder.completions.glob(f"part-*.{format}"), key=lambda path: path.name)
     chunks = _chunks(_rows(_outputs(parts, prefix), without_failed))
     for number, outputs in enumerate(chunks):
@@ -34,19 +34,16 @@ def import_results(folder: OutputFolder, prefix: str, format: Format, *, without
 
 
 def remove_failed(folder: OutputFolder) -> None:
-    """Take the rows that failed out of the journal, a chunk at a time, each whole or not at all. Raises OutputError."""
+    """Remove the failed rows from the journal, one chunk at a time, each atomically. Raises OutputError."""
     for path in committed_chunks(folder.journal):
-        outputs = [
-            _output(dict(zip(JOURNAL_SCHEMA.names, row, strict=True)))
-            for row in merge_chunks([path], folder.scratch / "merge")
-        ]
+        outputs = list(merge_chunks([path], folder.scratch / "merge"))
         kept = [output for row in _rows(outputs, without_failed=True) for output in row]
         if len(kept) < len(outputs):
             write_chunk(path, kept)
 
 
 def _rows(outputs: Iterable[RequestOutput], without_failed: bool) -> Iterator[list[RequestOutput]]:
-    """The samples of a row together."""
+    """Yield the samples of each row."""
     for _, samples in groupby(outputs, key=attrgetter("row_index")):
         row = list(samples)
         if not (without_failed and any(output.finish_reason is FinishReason.ERROR for output in row)):
@@ -65,20 +62,17 @@ def _chunks(rows: Iterable[list[RequestOutput]]) -> Iterator[list[RequestOutput]
 
 
 def _outputs(parts: Iterable[Location], prefix: str) -> Iterator[RequestOutput]:
-    """What the parts hold in our columns. A row begins with its sample 0."""
+    """Read the added columns of the parts. A row begins with its sample 0."""
     row_index = -1
     for path in parts:
         read = _read_parquet if path.suffix == ".parquet" else _read_lines
         try:
             for values in read(path, prefix):
                 row_index += values["sample_index"] == 0
-                yield _output({"row_index": row_index, **values})
+                reason = FinishReason(values["finish_reason"])
+                yield RequestOutput(**{**values, "row_index": row_index, "finish_reason": reason})
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             raise OutputError(f"{path}: cannot be read: {error}; set output.overwrite: true to start over") from error
-
-
-def _output(values: dict[str, Any]) -> RequestOutput:
-    return RequestOutput(**{**values, "finish_reason": FinishReason(values["finish_reason"])})
 
 
 def _read_parquet(path: Location, prefix: str) -> Iterator[dict[str, Any]]:
@@ -95,5 +89,5 @@ def _read_lines(path: Location, prefix: str) -> Iterator[dict[str, Any]]:
 
 
 def _columns(names: Collection[str], prefix: str) -> list[str]:
-    """Our columns that are there: those that every output has, and of the others what the job asked for."""
+    """Return the added columns of a part: those that every output has, and the optional ones among `names`."""
     return added_columns([name for name in EXPORT_SCHEMA.names if prefix + name in names])

@@ -1,4 +1,4 @@
-"""The output folder: what lies where, whether it may be used, and how a file gets there whole or not at all.
+"""The output folder: its layout, whether a run may use it, and atomic writing of files.
 
 Knows paths, on the local disk and in a store; knows nothing of rows.
 """
@@ -18,14 +18,14 @@ from batchgen.io.output.lock import RunLock
 from batchgen.io.output.remote_lock import RemoteLock
 from batchgen.io.remote import Location, RemotePath, locate
 
-_SIGNS_OF_A_RUN = ("_SUCCESS", "completions", "report.json", ".state")
-_OURS = (*_SIGNS_OF_A_RUN, "stats", "report.html", "job.yaml")
-# in completions/ and stats/
-_OUR_PARTS = re.compile(r"\.?(part-\d+\.(parquet|jsonl)|(job|groups|steps)\.parquet)(\.tmp)?")
+_RUN_MARKERS = ("_SUCCESS", "completions", "report.json", ".state")
+_OWN_NAMES = (*_RUN_MARKERS, "stats", "report.html", "job.yaml")
+# What batchgen writes to completions/ and stats/.
+_OWN_FILES = re.compile(r"\.?(part-\d+\.(parquet|jsonl)|(job|groups|steps)\.parquet)(\.tmp)?")
 
 
 class OutputFolder:
-    """`output.path`, used in this order: `check`, `claimed`, and in it `begin` and last `mark_success`."""
+    """`output.path`. Call `check`, then enter `claimed`, and within it call `begin` and at the end `mark_success`."""
 
     def __init__(self, path: str | Path, overwrite: bool = False) -> None:
         self.path = locate(path)
@@ -41,9 +41,10 @@ class OutputFolder:
         self.work_json = self.state / "work.json"
         lock = self.state / "lock"
         self.lock = RunLock(lock) if isinstance(lock, Path) else RemoteLock(lock)
-        self._seen: tuple[bool, bytes | None] | None = None  # the earlier run as `check` found it
-        # The journal of an unfinished run that this one is to replace. A store has no rename: there it goes at once.
-        self._set_aside = self.state / "earlier-journal" if isinstance(self.state, Path) else None
+        self._checked: tuple[bool, bytes | None] | None = None  # what identifies the earlier run that `check` found
+        # Holds the journal of the unfinished run that this one replaces until `begin`. A store cannot rename: there
+        # the journal is removed at once.
+        self._replaced_journal = self.state / "earlier-journal" if isinstance(self.state, Path) else None
         self._is_resumed = False
         self._is_reopened = False
         self._keeps_state = False
@@ -51,7 +52,7 @@ class OutputFolder:
 
     @property
     def scratch(self) -> Path:
-        """A local folder for what this session alone needs; there is one from `claim` on."""
+        """A local folder for temporary files of this session. Exists from `claim` on."""
         if isinstance(self.state, Path):
             return self.state
         if self._temporary is None:
@@ -59,12 +60,12 @@ class OutputFolder:
         return Path(self._temporary.name)
 
     def check(self, files_read: Iterable[Location], *, is_known: bool = False) -> None:
-        """Refuse a folder that cannot be written, holds another run, or holds a file that this run reads.
+        """Raise OutputError if the folder cannot be written, holds another run, or holds a file that this run reads.
 
-        `is_known`: the caller knows which run is in it, and decides. Changes nothing. Raises OutputError.
+        `is_known`: the caller has identified the run in the folder, and decides about it. Changes nothing.
         """
         with _as_output_error(self.path):
-            self._seen = self._earlier()
+            self._checked = self._run_identity()
             self._refuse_own_input(files_read)
             self._refuse_unwritable()
             if not is_known:
@@ -72,38 +73,38 @@ class OutputFolder:
             self._refuse_foreign()
 
     def claim(self, *, resume: bool = False, reopen: bool = False) -> None:
-        """Take the folder for this run; all that an earlier one left stays until `begin`.
+        """Lock the folder for this run; files of an earlier run are kept until `begin`.
 
-        With `resume` its journal is this run's own; with `reopen` its results stay until they are written again. Call
-        `check` first. Raises OutputError, also if another run is at work or has come in between.
+        `resume` continues with the earlier run's journal; `reopen` keeps its results until they are replaced. Call
+        `check` first. Raises OutputError, also if another run is active or has changed the folder since `check`.
         """
         with _as_output_error(self.path):
             self.state.mkdir(parents=True, exist_ok=True)
             self.lock.acquire()
-            if self._seen not in (None, self._earlier()):
+            if self._checked not in (None, self._run_identity()):
                 self.lock.release()
-                raise OutputError(f"{self.path}: another run has just been in this folder; start again")
+                raise OutputError(f"{self.path}: another run has just used this folder; run the command again")
             self._is_resumed = self._keeps_state = resume
             self._is_reopened = reopen
-            self._restore_set_aside()
-            if self._set_aside is not None and not resume and self.run_json.exists() and self.journal.exists():
-                Path(str(self.journal)).rename(self._set_aside)
+            self._restore_journal()
+            if self._replaced_journal is not None and not resume and self.run_json.exists() and self.journal.exists():
+                Path(str(self.journal)).rename(self._replaced_journal)
             self._clean_state()
             self.journal.mkdir(exist_ok=True)
 
     def begin(self, run_state: str) -> None:
-        """The first row is about to run: `run_state` goes to `.state/run.json`, and from now on the run can be resumed.
+        """Write `run_state` to `.state/run.json` just before the first row runs; from then on the run can be resumed.
 
         With `overwrite`, first removes what an earlier run wrote, and nothing else. Raises OutputError.
         """
         with _as_output_error(self.path):
             if not self._is_resumed:
                 _remove(self.work_json)
-                _remove(self.run_json)  # before its journal: the state of no run must stand beside the rows of another
-                if self._set_aside is not None:
-                    _remove(self._set_aside)
+                _remove(self.run_json)  # before the journal: run.json must never be found with another run's rows
+                if self._replaced_journal is not None:
+                    _remove(self._replaced_journal)
             if self.overwrite and not self._is_resumed and not self._is_reopened:
-                for name in _OURS:  # _SUCCESS goes first: a half-removed run is no finished one
+                for name in _OWN_NAMES:  # _SUCCESS first: a half-removed run must not look finished
                     if name != self.state.name:
                         _remove(self.path / name)
         with atomic_write(self.run_json) as temporary:
@@ -116,7 +117,7 @@ class OutputFolder:
 
     @contextmanager
     def claimed(self, *, resume: bool = False, reopen: bool = False) -> Iterator[None]:
-        """`claim` for the block; a run that ends before `begin` leaves nothing in the next one's way."""
+        """Hold the folder for the block (see `claim`); a run that ends before `begin` leaves nothing behind."""
         self.claim(resume=resume, reopen=reopen)
         try:
             yield
@@ -129,32 +130,32 @@ class OutputFolder:
                 self._remove_state()
 
     def write_text(self, name: str, text: str) -> None:
-        """Put a small UTF-8 file into the folder, whole or not at all. Raises OutputError."""
+        """Write a small UTF-8 file in the folder atomically. Raises OutputError."""
         with atomic_write(self.path / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
     def mark_success(self) -> None:
-        """Write `_SUCCESS` and remove `.state/`, which is needed no longer. Call it last. Raises OutputError."""
+        """Write `_SUCCESS`, then remove `.state/`. Call it last. Raises OutputError."""
         self.write_text(self.success.name, "")
         self._remove_state()
 
-    def _earlier(self) -> tuple[bool, bytes | None]:
-        """What tells one earlier run from another."""
+    def _run_identity(self) -> tuple[bool, bytes | None]:
+        """Return what tells the run in the folder from any other: whether it is finished, and its run.json."""
         return self.success.exists(), self.run_json.read_bytes() if self.run_json.is_file() else None
 
-    def _restore_set_aside(self) -> None:
-        """Undo what a run did that meant to replace another one and never began."""
-        if self._set_aside is not None and self._set_aside.exists():
+    def _restore_journal(self) -> None:
+        """Put back the journal of a run whose replacement never began."""
+        if self._replaced_journal is not None and self._replaced_journal.exists():
             _remove(self.journal)
-            self._set_aside.rename(self._set_aside.with_name(self.journal.name))
+            self._replaced_journal.rename(self._replaced_journal.with_name(self.journal.name))
 
     def _clean_state(self) -> None:
-        """Leave of `.state/` the lock, and of a run that can be resumed what is whole."""
+        """Remove everything from `.state/` but the lock and the complete files of a run that can be resumed."""
         kept = {self.lock.path}
         if self._is_resumed:
             kept |= {self.journal, self.run_json, self.work_json}
-        elif self._set_aside is not None and self._set_aside.exists():
-            kept |= {self._set_aside, self.run_json, self.work_json}
+        elif self._replaced_journal is not None and self._replaced_journal.exists():
+            kept |= {self._replaced_journal, self.run_json, self.work_json}
         for path in self.state.iterdir():
             if path not in kept:
                 _remove(path)
@@ -163,11 +164,11 @@ class OutputFolder:
 
     def _remove_state(self) -> None:
         with _as_output_error(self.state):
-            self._is_resumed = self._set_aside is not None and self._set_aside.exists()
-            self._restore_set_aside()
+            self._is_resumed = self._replaced_journal is not None and self._replaced_journal.exists()
+            self._restore_journal()
             self._clean_state()
             self.lock.release()
-            with suppress(OSError):  # not empty: the next run has it already, or another one can be resumed
+            with suppress(OSError):  # not empty: the next run is using it, or another run can be resumed
                 self.state.rmdir()
 
     def _refuse_own_input(self, files_read: Iterable[Location]) -> None:
@@ -180,7 +181,7 @@ class OutputFolder:
                 raise OutputError(f"{self.path}: output.path holds {file}, which the job reads; choose another folder")
 
     def _refuse_unwritable(self) -> None:
-        """A store is asked by taking the lock."""
+        """Refuse a local path that cannot become a writable folder; a store shows it when the lock is taken."""
         if isinstance(self.path, RemotePath):
             return
         existing = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
@@ -190,36 +191,36 @@ class OutputFolder:
             raise OutputError(f"{self.path}: {existing} is not writable")
 
     def _refuse_other_run(self) -> None:
-        signs = [name for name in _SIGNS_OF_A_RUN if (self.path / name).exists()]
-        if signs and signs != [self.state.name] and not self.overwrite:  # only .state: no row of it was generated
+        markers = [name for name in _RUN_MARKERS if (self.path / name).exists()]
+        if markers and markers != [self.state.name] and not self.overwrite:  # .state alone: no row was generated
             kind = "a finished run" if self.success.exists() else "another run"
             raise OutputError(
-                f"{self.path}: holds {kind} already ({', '.join(signs)}); "
+                f"{self.path}: already holds {kind} ({', '.join(markers)}); "
                 "set output.overwrite: true to replace it, or choose another output.path"
             )
 
     def _refuse_foreign(self) -> None:
-        """Refuse to replace what batchgen did not write: a user's own job.yaml, or a file among the part files."""
+        """Refuse to replace files that batchgen did not write: a user's job.yaml, or a file beside the part files."""
         foreign = [path for name in ("completions", "stats") for path in _foreign_files(self.path / name)]
-        if not any((self.path / name).exists() for name in _SIGNS_OF_A_RUN):
-            foreign += [path for name in _OURS if (path := self.path / name).exists()]
+        if not any((self.path / name).exists() for name in _RUN_MARKERS):
+            foreign += [path for name in _OWN_NAMES if (path := self.path / name).exists()]
         if foreign:
-            raise OutputError(f"{foreign[0]}: not written by batchgen, but in its way; choose another output.path")
+            raise OutputError(f"{foreign[0]}: not written by batchgen, so not replaced; choose another output.path")
 
 
 @contextmanager
 def atomic_write(path: Location) -> Iterator[Path]:
-    """Give a local temporary path; when the block ends well, that file is made durable and takes the name `path`.
+    """Yield a local temporary path; when the block succeeds, that file is made durable and becomes `path`.
 
-    A kill at any instant leaves the old `path` or the new one. Raises OutputError if the disk or the store refuses.
+    A kill at any instant leaves the old `path` or the new one. Raises OutputError if the disk or the store fails.
     """
-    write = _renamed(path) if isinstance(path, Path) else _sent(path)
+    write = _write_and_rename(path) if isinstance(path, Path) else _write_and_put(path)
     with _as_output_error(path), write as temporary:
         yield temporary
 
 
 @contextmanager
-def _renamed(path: Path) -> Iterator[Path]:
+def _write_and_rename(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         yield temporary
@@ -231,7 +232,7 @@ def _renamed(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _sent(path: RemotePath) -> Iterator[Path]:
+def _write_and_put(path: RemotePath) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="batchgen-") as folder:
         temporary = Path(folder, path.name)
         yield temporary
@@ -247,14 +248,14 @@ def _as_output_error(path: Location) -> Iterator[None]:
 
 
 def _real(path: Location) -> str:
-    """The same text for all names of a place."""
+    """Return the same text for all paths that lead to the same file or folder."""
     return os.path.realpath(path) if isinstance(path, Path) else str(path)
 
 
 def _foreign_files(folder: Location) -> list[Location]:
     if not folder.is_dir():
         return []
-    return [path for path in folder.iterdir() if path.is_dir() or not _OUR_PARTS.fullmatch(path.name)]
+    return [path for path in folder.iterdir() if path.is_dir() or not _OWN_FILES.fullmatch(path.name)]
 
 
 def _remove(path: Location) -> None:

@@ -1,8 +1,8 @@
-"""Arrow columns as JSON lines. Knows which JSON value stands for which Arrow type; knows no files.
+"""Arrow columns to JSON lines. Knows which JSON value represents which Arrow type; knows no files.
 
-Numbers, booleans, text, lists and structs are themselves. NaN and infinity are null, for JSON has neither; decimals,
-dates and times are ISO text, a time zone's instants in UTC; durations count their unit; bytes are base64; a map is a
-list of {key, value}.
+Numbers, booleans, text, lists and structs are kept. NaN and infinity become null, since JSON has neither; decimals,
+dates and times become ISO text, timestamps with a time zone in UTC; durations become integers in their unit; bytes
+become base64; a map becomes a list of {key, value}.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from batchgen.errors import OutputError
+from batchgen.io.arrow_types import is_bytes, is_list, is_text
 
 
 def to_lines(batch: pa.RecordBatch) -> Iterator[bytes]:
-    """One object a row in UTF-8, every column in it, with b"\\n" behind. The types must have passed `check_types`."""
+    """Yield one JSON line in UTF-8 per row, with every column. The types must have passed `check_types`."""
     columns = [_to_json(column) for column in batch.columns]
     for values in zip(*columns, strict=True):
         row = dict(zip(batch.schema.names, values, strict=True))
@@ -29,7 +30,7 @@ def to_lines(batch: pa.RecordBatch) -> Iterator[bytes]:
 
 
 def check_types(schema: pa.Schema) -> None:
-    """Raise OutputError for a column whose type no JSON value stands for: intervals, unions and the like."""
+    """Raise OutputError for a column whose type no JSON value represents, such as an interval or a union."""
     for field in schema:
         try:
             _to_json(pa.nulls(0, field.type))
@@ -54,7 +55,7 @@ def _floats(array: pa.Array) -> list[Any]:
 def _texts(array: pa.Array) -> list[Any]:
     try:
         return _plain(array)
-    except UnicodeDecodeError:  # Arrow does not check the strings that it reads from Parquet
+    except UnicodeDecodeError:  # Arrow does not validate the strings that it reads from Parquet
         values = _plain(array.cast(pa.large_binary()))
         return [None if value is None else value.decode("utf-8", "replace") for value in values]
 
@@ -65,7 +66,7 @@ def _bytes(array: pa.Array) -> list[Any]:
 
 def _timestamps(array: pa.Array) -> list[Any]:
     utc = "" if array.type.tz is None else "Z"
-    texts = _as_text(array.cast(pa.timestamp(array.type.unit)))  # what Arrow stores beside a zone is UTC
+    texts = _as_text(array.cast(pa.timestamp(array.type.unit)))  # Arrow stores timestamps with a time zone in UTC
     return [None if text is None else text.replace(" ", "T") + utc for text in texts]
 
 
@@ -79,7 +80,7 @@ def _objects(array: pa.Array) -> list[Any]:
 
 
 def _lists(array: pa.Array) -> list[Any]:
-    items = iter(_to_json(array.flatten()))  # of the lists that are not null
+    items = iter(_to_json(array.flatten()))  # without those of null lists
     return [None if length is None else list(islice(items, length)) for length in _plain(pc.list_value_length(array))]
 
 
@@ -100,19 +101,17 @@ def _any_of(*kinds: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bo
     return lambda type: any(is_kind(type) for is_kind in kinds)
 
 
-_IS_LIST = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
-_IS_BYTES = (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary)
 _CONVERSIONS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], list[Any]]], ...] = (
     (lambda type: isinstance(type, pa.BaseExtensionType), lambda array: _to_json(array.storage)),
     (types.is_dictionary, lambda array: _to_json(array.dictionary_decode())),
     (_any_of(types.is_null, types.is_boolean, types.is_integer), _plain),
     (types.is_floating, _floats),
-    (_any_of(types.is_string, types.is_large_string, types.is_string_view), _texts),
-    (_any_of(*_IS_BYTES), _bytes),
+    (is_text, _texts),
+    (_any_of(is_bytes, types.is_fixed_size_binary), _bytes),
     (_any_of(types.is_decimal, types.is_date, types.is_time), _as_text),
     (types.is_timestamp, _timestamps),
     (types.is_duration, lambda array: _plain(array.cast(pa.int64()))),
     (types.is_struct, _objects),
     (types.is_map, _map),
-    (_any_of(*_IS_LIST), _lists),
+    (is_list, _lists),
 )

@@ -1,4 +1,4 @@
-"""The one place that names the columns batchgen writes, and their types."""
+"""The columns that batchgen writes: names, types and descriptions. Knows nothing of files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batchgen.errors import OutputError
 from batchgen.io.input.files import Format
 from batchgen.io.output import json_values
 
-# The journal's columns are the fields of RequestOutput, so that a committed row can be made from one and read back.
+# The columns of the journal are the fields of RequestOutput, in the order in which files have them.
 _ROW_INDEX = pa.field("row_index", pa.int64(), nullable=False)
 _ADDED = (
     pa.field("completion", pa.string()),
@@ -31,32 +31,32 @@ _OPTIONAL = (
 )
 EXPORT_SCHEMA = pa.schema([_ROW_INDEX, *_ADDED, *_OPTIONAL])
 JOURNAL_SCHEMA = EXPORT_SCHEMA.append(pa.field("origin", pa.list_(pa.int64())))
-# What a reader of the output finds in the field metadata, under "description".
+# Written to the metadata of each output field, under "description".
 _DESCRIPTIONS = {
     "completion": "the generated text; null if the row failed before its first token",
     "finish_reason": "stop (an end token or a stop text), length (max_tokens or the context limit) or error",
     "error": "why the row failed, with its file, its line or row, and its column; null otherwise",
-    "prompt_tokens": "tokens of the prompt as the model saw it; null if it was never tokenised",
+    "prompt_tokens": "tokens of the prompt as given to the model; null if it was never tokenised",
     "completion_tokens": "generated tokens, end tokens included",
     "cached_tokens": "prompt tokens whose keys and values were reused and not computed again",
     "sample_index": "number of this sample among those of its row, from 0",
     "completion_token_ids": "ids of the generated tokens, end tokens included",
     "logprobs": "for each generated token its log-probability and rank under the model, and the most likely tokens",
-    "prompt_logprobs": "the same for each token of the prompt; nothing is known of the first",
+    "prompt_logprobs": "the same for each token of the prompt; the first token has none",
 }
 
 
 def added_columns(optional: Collection[str] = ()) -> list[str]:
-    """The columns that every output has, and those `optional`, in the order they are written."""
+    """Return the columns that every output has and the `optional` ones, in the order in which they are written."""
     return [field.name for field in _ADDED] + [field.name for field in _OPTIONAL if field.name in optional]
 
 
 def output_schema(
     input_schema: pa.Schema, prefix: str, format: Format = "parquet", optional: Collection[str] = ()
 ) -> pa.Schema:
-    """The input's columns, then ours with `output.prefix` in front.
+    """Return the input's columns followed by the added ones, whose names start with `prefix`.
 
-    Raises OutputError if two have one name, or if `output.format` cannot hold a column's type.
+    Raises OutputError if two columns have the same name, or if `output.format` cannot hold a column's type.
     """
     if format == "jsonl":
         json_values.check_types(input_schema)
@@ -74,6 +74,6 @@ def output_schema(
 
 
 def with_provenance(schema: pa.Schema, provenance: Mapping[str, str]) -> pa.Schema:
-    """The schema of a file that says what wrote it: batchgen's version, and what `provenance` tells of the run."""
-    told = {f"batchgen.{key}": value for key, value in provenance.items()}
-    return schema.with_metadata({"batchgen": batchgen.__version__, **told})
+    """Return the schema with metadata on what wrote the file: batchgen's version and the entries of `provenance`."""
+    metadata = {f"batchgen.{key}": value for key, value in provenance.items()}
+    return schema.with_metadata({"batchgen": batchgen.__version__, **metadata})

@@ -1,6 +1,6 @@
-"""Rows out: finished rows to the journal as they come, and at the end the part files in input order.
+"""Writes finished rows to the journal as they come, and at the end the part files in input order.
 
-Knows chunks, parts and their sizes; knows nothing of how a row was answered.
+Knows chunks, parts and their sizes; knows nothing of how a row was generated.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,16 +17,7 @@ import pyarrow.parquet as pq
 
 from batchgen.io.input.files import Format
 from batchgen.io.output.folder import OutputFolder, atomic_write
-from batchgen.io.output.journal import (
-    ResultRow,
-    committed_chunks,
-    merge_chunks,
-    read_endings,
-    row_index,
-    sample_index,
-    to_arrays,
-    write_chunk,
-)
+from batchgen.io.output.journal import committed_chunks, merge_chunks, read_endings, to_arrays, write_chunk
 from batchgen.io.output.json_values import to_lines
 from batchgen.io.output.schema import added_columns, output_schema, with_provenance
 from batchgen.io.remote import Location
@@ -43,9 +34,9 @@ _GROUP_BYTES = 128 << 20
 
 
 class ResultWriter:
-    """Takes finished rows in any order and writes them in input order, behind those already in the folder's journal.
+    """Takes finished rows in any order and writes them in input order, together with those already in the journal.
 
-    A row is safe once its chunk is committed: after at most `rows_per_chunk` rows, or at the first `write` or
+    A row is durable once its chunk is committed: after at most `rows_per_chunk` outputs, or at the first `write` or
     `commit_if_due` that comes `seconds_per_chunk` after the last commit.
     """
 
@@ -66,19 +57,19 @@ class ResultWriter:
         self._chunks = committed_chunks(folder.journal)
 
     def endings(self) -> Iterator[RequestOutput]:
-        """How the rows that are committed ended, without their texts. Raises OutputError for a damaged journal."""
+        """Yield the committed outputs without their texts. Raises OutputError for a damaged journal."""
         return read_endings(self._chunks)
 
     def write(self, *samples: RequestOutput) -> bool:
-        """Take all samples of a finished row, which are committed together, and say whether that was now.
+        """Add all samples of a finished row, which are committed together. Returns whether this call committed.
 
-        Raises OutputError if a commit fails.
+        Raises OutputError if the commit fails.
         """
         self._waiting.extend(samples)
         return self.commit_if_due()
 
     def commit_if_due(self) -> bool:
-        """Commit if enough rows or time have gathered, and say so; for loops in which rows seldom finish."""
+        """Commit if enough rows are waiting or enough time has passed. Returns whether it did. Raises OutputError."""
         is_late = self._clock() - self._last_commit >= self._seconds_per_chunk
         is_due = is_late or len(self._waiting) >= self._rows_per_chunk
         if is_due:
@@ -86,7 +77,7 @@ class ResultWriter:
         return is_due
 
     def commit(self) -> None:
-        """Make every row written so far durable."""
+        """Make every output so far durable. Raises OutputError."""
         if self._waiting:
             self._folder.lock.check()
             path = self._folder.journal / f"chunk-{len(self._chunks):06d}.parquet"
@@ -109,8 +100,8 @@ class ResultWriter:
     ) -> None:
         """Write `completions/part-…` from the journal and the input. Every input row must have been written.
 
-        `provenance` goes into the metadata of every Parquet part, with `batchgen.` before its keys.
-        Raises OutputError if the disk refuses, InputError if the input was changed meanwhile.
+        `provenance` goes into the metadata of every Parquet part, with `batchgen.` in front of its keys.
+        Raises OutputError if writing fails, InputError if the input has changed.
         """
         self.commit()
         schema = with_provenance(output_schema(input.schema, prefix, format, optional), provenance or {})
@@ -122,12 +113,12 @@ class ResultWriter:
 def write_parts(
     folder: Location, batches: Iterable[pa.RecordBatch], schema: pa.Schema, format: Format, rows_per_part: int
 ) -> None:
-    """Write part-00000.parquet, or .jsonl, and so on, each of `rows_per_part` rows but the last.
+    """Write part-00000.parquet, or .jsonl, and so on; each has `rows_per_part` rows, the last one the remainder.
 
-    Without rows, one empty part. Raises OutputError if the disk refuses.
+    Writes one empty part if there are no rows. Raises OutputError.
     """
     write_part = {"parquet": _write_parquet, "jsonl": _write_lines}[format]
-    parts = groupby(_cut_at_parts(batches, rows_per_part), key=itemgetter(0))
+    parts = groupby(_split_at_parts(batches, rows_per_part), key=itemgetter(0))
     number = -1
     for number, pieces in parts:
         write_part(folder / f"part-{number:05d}.{format}", (batch for _, batch in pieces), schema)
@@ -136,31 +127,31 @@ def write_parts(
 
 
 def _with_results(
-    batches: Iterable[pa.RecordBatch], results: Iterator[ResultRow], schema: pa.Schema, added: Sequence[str]
+    batches: Iterable[pa.RecordBatch], results: Iterator[RequestOutput], schema: pa.Schema, added: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """The input's batches with our columns; a row with several samples is repeated."""
-    samples_by_row = groupby(results, key=row_index)
+    """Yield the input's batches with the added columns; a row with several samples is repeated."""
+    samples_by_row = groupby(results, key=attrgetter("row_index"))
     first_row = 0
     for batch in batches:
         rows = range(first_row, first_row + batch.num_rows)
         found = [sample for row in rows for sample in _samples_of(row, samples_by_row)]
         if len(found) != batch.num_rows:
-            batch = batch.take(pa.array([row_index(sample) - first_row for sample in found]))
+            batch = batch.take(pa.array([sample.row_index - first_row for sample in found]))
         yield pa.RecordBatch.from_arrays([*batch.columns, *to_arrays(found, added)], schema=schema)
         first_row = rows.stop
     assert next(samples_by_row, None) is None, f"a result beyond the last input row {first_row - 1}"
 
 
-def _samples_of(row: int, samples_by_row: Iterator[tuple[int, Iterator[ResultRow]]]) -> list[ResultRow]:
+def _samples_of(row: int, samples_by_row: Iterator[tuple[int, Iterator[RequestOutput]]]) -> list[RequestOutput]:
     index, samples = next(samples_by_row, (None, iter(())))
     assert index == row, f"expected the result of row {row}, got {index = }"
     found = list(samples)
-    assert [*map(sample_index, found)] == [*range(len(found))], f"samples of {row = } missing or doubled"
+    assert [sample.sample_index for sample in found] == [*range(len(found))], f"samples of {row = } missing or repeated"
     return found
 
 
-def _cut_at_parts(batches: Iterable[pa.RecordBatch], rows_per_part: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(part number, batch), the batches cut where a part is full."""
+def _split_at_parts(batches: Iterable[pa.RecordBatch], rows_per_part: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield (part number, batch); a batch is split where a part is full."""
     num_rows = 0
     for batch in batches:
         while batch.num_rows:
@@ -184,7 +175,7 @@ def _write_parquet(path: Location, batches: Iterable[pa.RecordBatch], schema: pa
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Tables of about _GROUP_ROWS rows, or fewer where rows are large."""
+    """Yield tables of about _GROUP_ROWS rows, or of fewer where rows are large."""
     group: list[pa.RecordBatch] = []
     num_rows = num_bytes = 0
     for batch in batches:

@@ -1,4 +1,4 @@
-"""Which columns make the prompt."""
+"""The columns that make the prompt, and their values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_template_names_its_variables() -> None:
     assert dict(columns.settings) == {"choices": "template", "question": "template", "rules": "system"}
 
 
-def test_an_id_may_be_bytes_that_are_no_text() -> None:
+def test_an_id_may_be_bytes_that_are_not_text() -> None:
     columns = columns_of(prompt="prompt", id="key")
     assert (columns.plain("key", b"a1"), columns.plain("key", b"\xff")) == ("a1", b"\xff")
 

@@ -1,4 +1,4 @@
-"""Paths, folders, globs and lists to data files."""
+"""Expansion of paths, folders, globs and lists to data files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_folder_is_read_at_any_depth_and_names_stay_distinct(tmp_path: Path) -> 
     assert found(str(tmp_path)) == ["a/x.jsonl", "b/x.jsonl"]
 
 
-def test_links_in_a_circle_end(tmp_path: Path) -> None:
+def test_circular_links_end(tmp_path: Path) -> None:
     touch(tmp_path, "a/x.jsonl")
     (tmp_path / "a" / "up").symlink_to(tmp_path, target_is_directory=True)
     assert found(str(tmp_path)) == ["x.jsonl"]
@@ -44,7 +44,7 @@ def test_list_keeps_its_order_and_globs_are_sorted(tmp_path: Path) -> None:
     assert found([f"{tmp_path}/z.jsonl", f"{tmp_path}/*a-*.jsonl"]) == ["z.jsonl", "a-9.jsonl", "a-10.jsonl"]
 
 
-def test_recursive_glob_passes_over_unfinished_folders(tmp_path: Path) -> None:
+def test_recursive_glob_skips_unfinished_folders(tmp_path: Path) -> None:
     touch(tmp_path, "a/x.jsonl", "_temporary/y.jsonl")
     assert found(f"{tmp_path}/**/*.jsonl") == ["x.jsonl"]
 
@@ -65,13 +65,13 @@ def test_a_name_with_brackets_is_a_file_before_it_is_a_glob(tmp_path: Path) -> N
         ("missing.jsonl", "missing.jsonl: no such file"),
         ("no-*.jsonl", "no-*.jsonl: no file matches"),
         ("empty", "empty: the folder holds no data file"),
-        ("mixed", "one input, one format"),
+        ("mixed", "all need one format"),
         ("a.txt", "set input.format"),
         ("x.jsonl.bz2", ".bz2 is not supported; compress it as .gz or .zst"),
         ("packed", ".xz is not supported"),
         ("x.gz", "set input.format"),
-        ("x.parquet.gz", "Parquet inside .gz is not read; decompress it"),
-        ("plain.jsonl.gz", "not gzip data, as the name says"),
+        ("x.parquet.gz", "Parquet in .gz is not supported; decompress it"),
+        ("plain.jsonl.gz", "not gzip data, although the name says so"),
         ("cut.jsonl.gz", "the gzip data is cut off"),
         ("inner.jsonl.gz", "not JSON lines but Parquet"),
         ("twice.jsonl.gz", "not JSON lines but gzip data"),
@@ -106,7 +106,7 @@ def test_refused(tmp_path: Path, path: str, words: str) -> None:
     assert path in str(error.value)
 
 
-def test_compressed_lines_lie_beside_plain_ones(tmp_path: Path) -> None:
+def test_compressed_and_plain_lines_are_read_together(tmp_path: Path) -> None:
     touch(tmp_path, "part-10.jsonl", "_part-3.jsonl.gz", "notes.txt.gz")
     (tmp_path / "part-9.ndjson.gz").write_bytes(gzip.compress(b"{}\n"))
     (tmp_path / "part-2.JSON.GZ").write_bytes(gzip.compress(b"{}\n"))
@@ -119,7 +119,7 @@ def test_format_jsonl_reads_any_compressed_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["", []])
-def test_nothing_named(path: str | list[str]) -> None:
+def test_empty_path_is_refused(path: str | list[str]) -> None:
     with pytest.raises(InputError, match=r"input\.path is empty"):
         find_files(path, "auto")
 
@@ -135,7 +135,7 @@ def test_format_overrides_the_name(tmp_path: Path) -> None:
     assert find_files(str(tmp_path / "a.txt"), "jsonl").format == "jsonl"
 
 
-def test_a_file_name_that_is_not_utf8_gives_a_name_that_is(tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_utf8_is_escaped(tmp_path: Path) -> None:
     touch(tmp_path, "caf\udce9.jsonl")
     [name] = found(str(tmp_path))
     assert name.encode() == rb"caf\xe9.jsonl"

@@ -1,4 +1,4 @@
-"""Readers that nothing upsets: a file is refused by its name, or its good rows come out as they went in."""
+"""Readers on arbitrary content: a file is refused by its name, or its good rows come out unchanged."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read(source: Input) -> tuple[list[Row], pa.Table]:
 
 
 def read_or_refused(path: Path, **columns: str) -> list[Row]:
-    """The rows; none where the file is refused, which must be by its name."""
+    """Return the rows; none if the file is refused, in which case the error must name it."""
     try:
         return read(opened(path, **columns))[0]
     except InputError as error:
@@ -53,7 +53,7 @@ def read_or_refused(path: Path, **columns: str) -> list[Row]:
 
 # JSON lines
 
-texts = st.text(st.characters(), max_size=8)  # any code point, half a surrogate pair too
+texts = st.text(st.characters(), max_size=8)  # any code point, lone surrogates too
 scalars = st.none() | st.booleans() | st.integers() | st.integers(-(2**70), 2**70) | st.floats() | texts
 json_values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=6
@@ -71,7 +71,7 @@ def is_text(value: Any) -> bool:
 
 
 def same(value: Any, carried: Any) -> bool:
-    """Whether a carried value is what the row had: itself, with null for keys of other rows, or its JSON text."""
+    """Return whether a carried value matches the row: equal, with null for keys of other rows, or its JSON text."""
     match value, carried:
         case (dict(), dict()):
             return all(same(value.get(key), carried[key]) for key in carried) and value.keys() <= carried.keys()
@@ -103,7 +103,7 @@ def test_good_lines_survive_any_others(tmp_path: Path, lines: list[bytes]) -> No
 
 @given(rows=st.lists(objects, min_size=1, max_size=5))
 @few
-def test_any_json_is_carried_as_it_is(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+def test_any_json_is_carried_unchanged(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     found, table = read(opened(path))
@@ -119,7 +119,7 @@ def test_any_json_is_carried_as_it_is(tmp_path: Path, rows: list[dict[str, Any]]
 
 @given(content=st.binary(max_size=200), name=st.sampled_from(["x.jsonl", "x.json", "x.jsonl.gz", "x.jsonl.zst"]))
 @few
-def test_random_bytes_never_upset_the_line_reader(tmp_path: Path, content: bytes, name: str) -> None:
+def test_random_bytes_never_crash_the_line_reader(tmp_path: Path, content: bytes, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     read_or_refused(path)
@@ -133,14 +133,14 @@ def packed(name: str, data: bytes) -> bytes:
 
 @given(name=st.sampled_from(["x.jsonl", "x.jsonl.gz", "x.jsonl.zst"]), data=st.data())
 @few
-def test_damaged_lines_never_upset_the_reader(tmp_path: Path, name: str, data: st.DataObject) -> None:
+def test_damaged_lines_never_crash_the_reader(tmp_path: Path, name: str, data: st.DataObject) -> None:
     content = packed(name, b"".join(b'{"t": "row %d", "n": [%d, {"a": null}]}\n' % (n, n) for n in range(50)))
     (tmp_path / name).write_bytes(data.draw(damaged(content)))
     read_or_refused(tmp_path / name)
 
 
 def damaged(content: bytes) -> st.SearchStrategy[bytes]:
-    """The content cut off, or with some of its bits turned over."""
+    """Return the content truncated, or with some of its bits flipped."""
 
     def flipped(bits: set[int]) -> bytes:
         turned = bytearray(content)
@@ -205,7 +205,7 @@ columns = st.recursive(plain_columns, nested, max_leaves=3)
 
 @st.composite
 def tables(draw: st.DrawFn) -> pa.Table:
-    """A table of a text column `t` and some of random types."""
+    """Generate a table with a text column `t` and columns of random types."""
     num_rows = draw(st.integers(0, 6))
     arrays = {"t": pa.array([f"row {n}" for n in range(num_rows)], pa.string())}
     for number, (type, values) in enumerate(draw(st.lists(columns, min_size=1, max_size=3))):
@@ -213,7 +213,7 @@ def tables(draw: st.DrawFn) -> pa.Table:
         try:
             arrays[f"c{number}"] = pa.array(rows, type)
         except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowInvalid):
-            assume(False)  # Arrow itself makes no such column
+            assume(False)  # Arrow cannot make such a column
     return pa.table(arrays)
 
 
@@ -221,12 +221,12 @@ def write(table: pa.Table, path: Path, row_group_size: int = 2) -> None:
     try:
         pq.write_table(table, path, row_group_size=row_group_size)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
-        assume(False)  # nor such a file
+        assume(False)  # Parquet cannot hold it
 
 
 @given(table=tables(), row_group_size=st.integers(1, 4))
 @few
-def test_any_parquet_is_carried_as_it_is(tmp_path: Path, table: pa.Table, row_group_size: int) -> None:
+def test_any_parquet_is_carried_unchanged(tmp_path: Path, table: pa.Table, row_group_size: int) -> None:
     path = tmp_path / "x.parquet"
     write(table, path, row_group_size)
     written = pq.read_table(path)
@@ -244,7 +244,7 @@ def test_any_parquet_is_carried_as_it_is(tmp_path: Path, table: pa.Table, row_gr
 
 
 def plainly(column: pa.ChunkedArray) -> list[str]:
-    """Its values as text, in which NaN is NaN; by Arrow where Python has no such value (years beyond 9999)."""
+    """Return the values as text, so that NaN equals NaN; Arrow formats what Python lacks (years beyond 9999)."""
     with suppress(ValueError, OverflowError):
         return [repr(value) for value in column.to_pylist()]
     return [chunk.slice(n, 1).to_string() for chunk in column.chunks for n in range(len(chunk))]
@@ -253,7 +253,7 @@ def plainly(column: pa.ChunkedArray) -> list[str]:
 @given(table=tables(), setting=st.sampled_from(["text", "prompt", "messages", "token_ids", "id", "system"]))
 @few
 def test_any_type_may_be_named_as_a_prompt_column(tmp_path: Path, table: pa.Table, setting: str) -> None:
-    """It is refused by its name, or its rows have values or errors that name file, row and column."""
+    """Such a column is refused by its name, or its rows have values or errors that name file, row and column."""
     path = tmp_path / "x.parquet"
     write(table, path)
     named = {"id": {"id": "c0", "text": "t"}, "system": {"system": "c0", "prompt": "t"}}.get(setting, {setting: "c0"})
@@ -281,7 +281,7 @@ def mixed_parquet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(data=st.data())
 @settings(few, max_examples=150)
-def test_damaged_parquet_never_upsets_the_reader(tmp_path: Path, mixed_parquet: Path, data: st.DataObject) -> None:
+def test_damaged_parquet_never_crashes_the_reader(tmp_path: Path, mixed_parquet: Path, data: st.DataObject) -> None:
     path = tmp_path / "x.parquet"
     path.write_bytes(data.draw(damaged(mixed_parquet.read_bytes())))
     read_or_refused(path)
@@ -289,7 +289,7 @@ def test_damaged_parquet_never_upsets_the_reader(tmp_path: Path, mixed_parquet: 
 
 @given(content=st.binary(max_size=100))
 @few
-def test_random_bytes_never_upset_the_parquet_reader(tmp_path: Path, content: bytes) -> None:
+def test_random_bytes_never_crash_the_parquet_reader(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.parquet"
     path.write_bytes(b"PAR1" + content + b"PAR1")
     read_or_refused(path)

@@ -1,4 +1,4 @@
-"""Types of JSON columns over all rows."""
+"""Types of JSON columns, inferred over all rows."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def test_type_and_values(values: list[Any], type: pa.DataType, written: list[Any
     assert array.to_pylist() == written
 
 
-def test_an_object_with_keys_without_end_is_json_text() -> None:
+def test_an_object_with_too_many_keys_is_json_text() -> None:
     values = [{f"key{i}": i} for i in range(101)]
     assert column(values).to_pylist() == [json.dumps(value) for value in values]
     assert pa.types.is_struct(column(values[:100]).type)
 
 
-def test_deep_values_become_text_at_the_bottom() -> None:
+def test_too_deep_values_become_json_text() -> None:
     value: Any = 1
     for _ in range(150):
         value = [value]
@@ -89,7 +89,7 @@ def test_nothing_is_lost_whatever_the_values(values: list[Any]) -> None:
 
 
 def contains(written: Any, value: Any) -> bool:
-    """True if `written` is the value, its JSON text, or the same with keys of other rows as nulls."""
+    """Return whether `written` is the value, possibly with keys of other rows as nulls, or its JSON text."""
     if isinstance(value, dict) and isinstance(written, dict):
         return all(contains(written[key], value.get(key)) for key in {*written, *value})
     if isinstance(value, list) and isinstance(written, list):

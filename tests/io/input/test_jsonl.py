@@ -1,4 +1,4 @@
-"""JSON lines in: what is a row, what is an error, and where."""
+"""JSON lines input: which lines are rows, which are errors, and their locations."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_two_rows(tmp_path: Path, data: bytes) -> None:
     assert [row.values for row in rows_of(tmp_path, data)] == TWO
 
 
-def test_line_separators_of_unicode_end_no_line(tmp_path: Path) -> None:
+def test_unicode_line_separators_do_not_end_a_line(tmp_path: Path) -> None:
     [row] = rows_of(tmp_path, '{"prompt":"a\u2028b\u0085c"}\n'.encode())
     assert row.values == {"prompt": "a\u2028b\u0085c"}
 
@@ -81,19 +81,19 @@ def test_bad_line_is_an_error_row_with_its_true_line(tmp_path: Path, line: bytes
     assert bad.error.startswith("data.jsonl line 3: ")
     assert words in bad.error
     assert "secret" not in bad.error
-    bad.error.encode()  # an error text must fit into the output
+    bad.error.encode()  # an error must be valid UTF-8 for the output
     assert (bad.index, bad.location, bad.values) == (1, "data.jsonl line 3", {})
     assert (after.index, after.location, after.values) == (2, "data.jsonl line 4", {"prompt": "note d"})
 
 
-def test_values_that_are_odd_but_fine(tmp_path: Path) -> None:
+def test_unusual_values_are_read(tmp_path: Path) -> None:
     data = b'{"prompt":"nul \\u0000 a","score":NaN}\n{"prompt":"pair \\ud83d\\ude00","score":-Infinity}\n'
     input = open_lines(tmp_path, data)
     assert [row.values["prompt"] for row in input.read_rows()] == ["nul \0 a", "pair 😀"]
     assert str(carried(input)["score"].to_pylist()) == "[nan, -inf]"
 
 
-def test_prompts_of_any_kind_are_handed_on_as_they_are(tmp_path: Path) -> None:
+def test_prompts_of_any_kind_are_passed_on_unchanged(tmp_path: Path) -> None:
     data = b'{"prompt":""}\n{"prompt":null}\n{}\n{"prompt":"   "}\n{"prompt":123}\n{"prompt":["note a"]}\n'
     values = [row.values for row in rows_of(tmp_path, data)]
     assert values == [
@@ -135,14 +135,14 @@ def test_lines_inside_gzip_are_counted_as_in_a_plain_file(tmp_path: Path) -> Non
     assert "not valid JSON" in broken.error
 
 
-def test_cut_gzip_is_no_broken_last_line(tmp_path: Path) -> None:
+def test_truncated_gzip_is_not_a_broken_last_line(tmp_path: Path) -> None:
     packed = gzip.compress(b'{"prompt":"note a"}\n' * 20_000)
     input = open_lines(tmp_path, packed[:-9], name="data.jsonl.gz")  # the end is not yet read
     with pytest.raises(InputError, match=r"data\.jsonl\.gz: the gzip data is cut off"):
         list(input.read_rows())
 
 
-def test_line_too_long_to_be_held_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_long_line_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonl, "_MAX_LINE_BYTES", 20)
     fits, long = b'{"prompt":"note a"}\n', b'{"prompt":"note a" }'
     rows = rows_of(tmp_path, fits + long + b" " * 100 + b"\n" + long + b"\n" + fits + long + b"\n")
@@ -167,7 +167,7 @@ def test_empty_file_has_no_rows(tmp_path: Path, data: bytes) -> None:
     assert carried(open_lines(tmp_path, data)).num_rows == 0
 
 
-def test_places_start_again_in_each_file_and_the_index_does_not(tmp_path: Path) -> None:
+def test_line_numbers_restart_in_each_file_and_the_index_does_not(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"prompt":"a"}\n')
     (tmp_path / "b.jsonl").write_bytes(b'\n{"prompt":"b"}\n')
     rows = list(open_input(InputSpec(path=str(tmp_path), prompt="prompt")).read_rows())
@@ -180,7 +180,7 @@ def test_limit_holds_for_rows_batches_and_types(tmp_path: Path) -> None:
     assert len(list(open_lines(tmp_path, b'{"x":1}\n', limit=0).read_rows())) == 0
 
 
-def test_a_kind_first_seen_late_makes_the_column_text_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_late_second_kind_makes_the_column_text_and_loses_nothing(tmp_path: Path) -> None:
     late = b'{"id":"x9","prompt":"note b","note":"n"}\n{"id":null,"prompt":"note c"}\n'
     table = carried(open_lines(tmp_path, b'{"id":1,"prompt":"note a"}\n' * 3000 + late))
     assert table.schema == pa.schema([("id", pa.string()), ("prompt", pa.string()), ("note", pa.string())])
@@ -188,9 +188,9 @@ def test_a_kind_first_seen_late_makes_the_column_text_and_loses_nothing(tmp_path
     assert table["note"].to_pylist() == [None] * 3000 + ["n", None]
 
 
-def test_carried_columns_have_one_record_a_row(tmp_path: Path) -> None:
+def test_carried_columns_have_one_record_per_row(tmp_path: Path) -> None:
     table = carried(open_lines(tmp_path, b'{"id":1}\nbroken\n{"id":2,"prompt":"\\ud83d"}\n\n{"id":3}\n'))
-    assert table.to_pydict() == {"id": [1, None, 2, 3]}  # what is known of the third row is kept
+    assert table.to_pydict() == {"id": [1, None, 2, 3]}  # the readable fields of the third row are kept
 
 
 def test_rows_without_any_field_still_count(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Parquet in: text of every type, one schema for many files, and what is refused before anything runs."""
+"""Parquet input: text of every type, one schema for many files, and what is refused before anything runs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_null_column_is_none(tmp_path: Path) -> None:
         ("token_ids", [["1 2"]], "string"),
     ],
 )
-def test_type_that_makes_no_prompt_is_refused(tmp_path: Path, setting: str, values: list[Any], type: str) -> None:
+def test_type_that_does_not_fit_is_refused(tmp_path: Path, setting: str, values: list[Any], type: str) -> None:
     with pytest.raises(InputError) as error:
         open_table(tmp_path, {"col": pa.array(values[0]), "prompt": pa.array(["a"])}, **{setting: "col"})
     message = str(error.value)
@@ -80,7 +80,7 @@ def test_missing_column_names_file_and_nearest(tmp_path: Path) -> None:
 @pytest.mark.parametrize("type", [pa.binary(), pa.string()])
 def test_row_that_is_not_utf8_fails_alone(tmp_path: Path, type: pa.DataType) -> None:
     values = pa.array([b"note a", b"caf\xe9", b"note c"])
-    values = pa.Array.from_buffers(type, len(values), values.buffers())  # Arrow takes such a string without a check
+    values = pa.Array.from_buffers(type, len(values), values.buffers())  # Arrow does not validate it
     input = open_table(tmp_path, {"prompt": values})
     good, bad, after = input.read_rows()
     assert (good.values, after.values) == ({"prompt": "note a"}, {"prompt": "note c"})
@@ -136,7 +136,7 @@ def test_files_of_a_folder_are_one_table(tmp_path: Path) -> None:
     }
 
 
-def test_types_that_do_not_go_together_are_refused_with_both_files(tmp_path: Path) -> None:
+def test_types_that_cannot_be_unified_are_refused_with_both_files(tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["a"], "id": [None]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"prompt": ["a"], "id": [1]}), tmp_path / "b.parquet")
     pq.write_table(pa.table({"prompt": ["a"], "id": ["x"]}), tmp_path / "c.parquet")
@@ -157,7 +157,7 @@ def test_value_that_the_common_type_cannot_hold_is_found_in_the_first_pass(tmp_p
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     table = pa.Table.from_arrays([NOTES, NOTES], names=["prompt", "prompt"])
     pq.write_table(table, tmp_path / "data.parquet")
-    with pytest.raises(InputError, match=r"data\.parquet: more than one column is called 'prompt'"):
+    with pytest.raises(InputError, match=r"data\.parquet: more than one column is named 'prompt'"):
         open_folder(tmp_path)
 
 
@@ -171,7 +171,7 @@ def test_limit_counts_over_files_and_batches(tmp_path: Path, limit: int) -> None
     assert carried(input)["prompt"].to_pylist() == expected
 
 
-def test_place_counts_rows_within_the_file(tmp_path: Path) -> None:
+def test_location_counts_rows_within_the_file(tmp_path: Path) -> None:
     input = open_table(tmp_path, {"prompt": ["x"] * 300})
     assert [row.location for row in input.read_rows()][299] == "data.parquet row 300"
 
@@ -183,7 +183,7 @@ def test_large_rows_make_small_batches(tmp_path: Path) -> None:
     assert [batch.num_rows for batch in open_folder(tmp_path / "data.parquet").read_batches()] == [2, 2]
 
 
-def test_damage_in_a_column_that_makes_no_prompt_is_found_in_the_first_pass(tmp_path: Path) -> None:
+def test_damage_in_a_carried_column_is_found_in_the_first_pass(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     columns = {"prompt": ["a"] * 100, "other": [f"other {i}" for i in range(100)]}
     pq.write_table(pa.table(columns), path, compression="zstd", use_dictionary=False)
@@ -208,7 +208,7 @@ def test_batches_hold_the_same_rows(tmp_path: Path) -> None:
     assert [row for batch in batches for row in batch.rows()] == list(input.read_rows())
 
 
-def test_batch_can_leave_a_column_to_arrow(tmp_path: Path) -> None:
+def test_batch_can_leave_out_a_column_that_arrow_reads(tmp_path: Path) -> None:
     input = open_table(tmp_path, {"id": [7], "ids": pa.array([[1, 2]])}, id="id", token_ids="ids")
     [batch] = input.read_row_batches()
     assert [row.values for row in batch.rows(without="ids")] == [{"id": 7}]

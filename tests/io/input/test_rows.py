@@ -1,4 +1,4 @@
-"""Places: the words for any row from a few numbers."""
+"""RowLocations: the location of any row from one entry per run of rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def opened(*paths: Path) -> Input:
     return open_input(InputSpec(path=[str(path) for path in paths], text="t"))
 
 
-def test_a_run_of_rows_is_kept_once() -> None:
+def test_a_run_of_rows_is_stored_once() -> None:
     locations = RowLocations()
     for index, line in enumerate([1, 2, 4, 5, 6]):  # line 3 is blank
         locations.add(index, "x line", line)
@@ -25,7 +25,7 @@ def test_a_run_of_rows_is_kept_once() -> None:
     assert [locations[index] for index in range(6)] == [f"x line {n}" for n in (1, 2, 4, 5, 6)] + ["y line 1"]
 
 
-def test_lines_are_named_as_their_rows_were(tmp_path: Path) -> None:
+def test_lines_have_the_locations_of_their_rows(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"t": 1}\n\n{"t"\n{"t": 2}')
     (tmp_path / "b.jsonl").write_bytes(b'\n{"t": 3}\n')
     source = opened(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
@@ -34,7 +34,7 @@ def test_lines_are_named_as_their_rows_were(tmp_path: Path) -> None:
     assert [source.locations[row.index] for row in rows] == [row.location for row in rows]
 
 
-def test_parquet_rows_are_named_as_their_rows_were(tmp_path: Path) -> None:
+def test_parquet_rows_have_the_locations_of_their_rows(tmp_path: Path) -> None:
     for name, num_rows in [("a", 600), ("b", 0), ("c", 2)]:
         pq.write_table(pa.table({"t": ["x"] * num_rows}), tmp_path / f"{name}.parquet")
     source = opened(*(tmp_path / f"{name}.parquet" for name in "abc"))

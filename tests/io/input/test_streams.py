@@ -1,4 +1,4 @@
-"""Files as plain bytes: members, cuts and names that do not tell the truth."""
+"""Decompressed bytes of a file: several members, truncated files, and names that do not match the content."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def zstd(data: bytes) -> bytes:
     return packed
 
 
-SKIPPABLE_FRAME = b"\x50\x2a\x4d\x18\x03\x00\x00\x00abc"  # as parallel zstd writes in front
+SKIPPABLE_FRAME = b"\x50\x2a\x4d\x18\x03\x00\x00\x00abc"  # parallel zstd writes one at the beginning
 BOTH = pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".zst", zstd)])
 
 
@@ -42,18 +42,18 @@ def test_members_are_read_one_after_the_other(tmp_path: Path, suffix: str, pack:
 
 
 @BOTH
-def test_every_cut_inside_a_member_is_found(tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]) -> None:
+def test_truncation_inside_a_member_is_detected(tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]) -> None:
     first, second = pack(b"first line\n"), pack(b"second line\n")
     for length in range(1, len(first + second)):
         if length == len(first):
-            continue  # a whole file
+            continue  # a valid file
         with pytest.raises(InputError, match=rf"x{suffix}: the \w+ data is cut off"):
             read(written(tmp_path, suffix, (first + second)[:length]))
 
 
-def test_wrong_checksum_is_found(tmp_path: Path) -> None:
+def test_wrong_checksum_is_detected(tmp_path: Path) -> None:
     data = bytearray(gzip.compress(b"a line of text\n"))
-    data[-8] ^= 1  # the sum is the last eight bytes but four
+    data[-8] ^= 1  # the checksum is followed by four bytes of length
     with pytest.raises(InputError, match=r"x\.gz: the gzip data cannot be decompressed: .*check"):
         read(written(tmp_path, ".gz", bytes(data)))
 
@@ -63,10 +63,10 @@ def test_wrong_checksum_is_found(tmp_path: Path) -> None:
     [
         (".gz", b"", "the file is empty"),
         (".zst", b"", "the file is empty"),
-        (".gz", b'{"prompt":"a"}\n', "not gzip data, as the name says"),
-        (".gz", zlib.compress(b"{}\n"), "not gzip data, as the name says"),
-        (".gz", zstd(b"{}\n"), "not gzip data, as the name says"),
-        (".zst", gzip.compress(b"{}\n"), "not zstd data, as the name says"),
+        (".gz", b'{"prompt":"a"}\n', "not gzip data, although the name says so"),
+        (".gz", zlib.compress(b"{}\n"), "not gzip data, although the name says so"),
+        (".gz", zstd(b"{}\n"), "not gzip data, although the name says so"),
+        (".zst", gzip.compress(b"{}\n"), "not zstd data, although the name says so"),
         (".gz", gzip.compress(b"{}\n") + b'{"prompt":"a"}\n', "the gzip data cannot be decompressed"),
         (".zst", zstd(b"{}\n") + b'{"prompt":"a"}\n', "the zstd data cannot be decompressed"),
     ],
@@ -97,7 +97,7 @@ def test_zstd_window_that_would_take_more_than_128_mib_is_refused(tmp_path: Path
             read(path)
 
 
-def test_capital_suffix_counts(tmp_path: Path) -> None:
+def test_suffix_may_be_in_upper_case(tmp_path: Path) -> None:
     assert read(written(tmp_path, ".GZ", gzip.compress(b"one\n"))) == b"one\n"
 
 

@@ -1,4 +1,4 @@
-"""The output folder: what is refused, what is removed, and that files appear whole."""
+"""The output folder: what is refused, what is removed, and that files are written atomically."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_of_two_runs_that_start_at_once_one_is_refused(tmp_path: Path) -> None:
         second.claim()
 
 
-def test_a_refused_run_is_not_in_the_way_of_the_next(tmp_path: Path) -> None:
+def test_a_refused_run_leaves_nothing_behind(tmp_path: Path) -> None:
     folder = OutputFolder(tmp_path / "out")
 
     def refused() -> None:
@@ -65,14 +65,14 @@ def test_a_folder_with_only_foreign_files_is_fine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sign", ["_SUCCESS", "completions", "report.json"])
-def test_another_run_is_refused_with_the_way_out(tmp_path: Path, sign: str) -> None:
+def test_another_run_is_refused_with_advice(tmp_path: Path, sign: str) -> None:
     (tmp_path / sign).mkdir()
     with pytest.raises(OutputError, match=rf"({sign}).*output\.overwrite: true"):
         OutputFolder(tmp_path).check([])
     OutputFolder(tmp_path, overwrite=True).check([])
 
 
-def test_a_run_that_generated_nothing_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_a_run_that_generated_nothing_is_replaced(tmp_path: Path) -> None:
     (tmp_path / ".state/journal").mkdir(parents=True)
     (tmp_path / ".state/journal/chunk-000000.parquet").write_text("old")
     folder = OutputFolder(tmp_path)
@@ -81,7 +81,7 @@ def test_a_run_that_generated_nothing_is_in_nobodys_way(tmp_path: Path) -> None:
     assert list(folder.journal.iterdir()) == []
 
 
-def test_resume_keeps_what_is_whole(tmp_path: Path) -> None:
+def test_resume_keeps_complete_files(tmp_path: Path) -> None:
     for name in ("run.json", "tokens.bin", "journal/chunk-000000.parquet", "journal/.chunk-000001.parquet.tmp"):
         (tmp_path / ".state" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / ".state" / name).write_text("old")
@@ -92,17 +92,17 @@ def test_resume_keeps_what_is_whole(tmp_path: Path) -> None:
     assert names_in(tmp_path / ".state") == ["journal/chunk-000000.parquet", "run.json"]
 
 
-def test_a_run_that_came_in_between_is_not_touched(tmp_path: Path) -> None:
+def test_a_run_that_began_after_check_is_not_touched(tmp_path: Path) -> None:
     late, first = OutputFolder(tmp_path, overwrite=True), OutputFolder(tmp_path)
     late.check([])
     with first.claimed():
         first.begin("{}")
-    with pytest.raises(OutputError, match="another run has just been in this folder"):
+    with pytest.raises(OutputError, match="another run has just used this folder"):
         late.claim()
     assert first.run_json.exists()
 
 
-def test_overwrite_removes_our_files_only_and_only_when_writing_begins(tmp_path: Path) -> None:
+def test_overwrite_removes_only_own_files_and_only_at_begin(tmp_path: Path) -> None:
     earlier_run(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     folder = OutputFolder(tmp_path, overwrite=True)
@@ -162,12 +162,12 @@ def test_a_file_where_a_folder_should_be_is_refused(tmp_path: Path) -> None:
 
 
 def test_folder_that_is_not_writable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere, so modes prove nothing here
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere, whatever the mode
     with pytest.raises(OutputError, match="is not writable"):
         OutputFolder(tmp_path / "new").check([])
 
 
-def test_text_is_replaced_whole(tmp_path: Path) -> None:
+def test_text_is_replaced_atomically(tmp_path: Path) -> None:
     folder = OutputFolder(tmp_path)
     folder.write_text("report.json", "old")
     folder.write_text("report.json", "é")
@@ -175,7 +175,7 @@ def test_text_is_replaced_whole(tmp_path: Path) -> None:
     assert folder.report_json.read_bytes() == "é".encode()
 
 
-def test_failed_writing_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_failed_write_leaves_only_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text("old")
 
@@ -189,7 +189,7 @@ def test_failed_writing_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     assert (names_in(tmp_path), path.read_text()) == (["report.json"], "old")
 
 
-def test_success_comes_with_the_end_of_the_state(tmp_path: Path) -> None:
+def test_mark_success_removes_the_state(tmp_path: Path) -> None:
     folder = OutputFolder(tmp_path)
     folder.claim()
     folder.begin("{}")

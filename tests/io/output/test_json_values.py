@@ -1,4 +1,4 @@
-"""What stands in JSON lines for the values of Arrow columns."""
+"""The JSON values that represent the values of Arrow columns."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def values(array: pa.Array) -> list[Any]:
 def test_value(given: list[Any], type: pa.DataType, expected: list[Any]) -> None:
     array = pa.array(given, type)
     assert values(array) == expected
-    assert values(pa.concat_arrays([pa.nulls(1, type), array]).slice(1)) == expected  # the buffers begin earlier
+    assert values(pa.concat_arrays([pa.nulls(1, type), array]).slice(1)) == expected  # with an offset into the buffers
     check_types(pa.schema([("x", type)]))
 
 

@@ -1,4 +1,4 @@
-"""The lock: who is refused by name, and whose lock is taken over."""
+"""RunLock: which holders are refused by name, and whose lock is taken over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from batchgen.io.output.lock import SILENT_SECONDS, Holder, RunLock
 
 
 def write_holder(path: Path, *, silent_seconds: float = 0, **changes: object) -> None:
-    """A lock of this process, but for `changes`."""
+    """Write the lock of this process with `changes`."""
     me = Holder.this_process()
     path.write_text(json.dumps({"pid": me.pid, "host": me.host, "started": me.started, **changes}))
     beat = path.stat().st_mtime - silent_seconds
@@ -46,7 +46,7 @@ def started(pid: int) -> str:
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"pid": 1}', "[]"])
-def test_a_lock_cut_off_by_a_power_loss_is_none(path: Path, text: str) -> None:
+def test_a_damaged_lock_is_taken_over(path: Path, text: str) -> None:
     path.write_text(text)
     RunLock(path).acquire()
 
@@ -70,7 +70,7 @@ def test_another_host_counts_as_dead_after_two_minutes_of_silence(path: Path) ->
     RunLock(path).acquire()
 
 
-def test_release_leaves_nothing_and_only_its_own(path: Path) -> None:
+def test_release_removes_only_its_own_lock(path: Path) -> None:
     first = RunLock(path)
     first.acquire()
     RunLock(path).release()

@@ -1,33 +1,26 @@
-"""The lock of a folder in a store: who gets it, from whom it is taken over, and that a loser notices."""
+"""RemoteLock: who gets it, from whom it is taken over, and that the previous holder detects that."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from batchgen.errors import OutputError
-from batchgen.io.output import remote_lock
+from batchgen.io.output import lock as lock_module
 from batchgen.io.output.remote_lock import RemoteLock
-from batchgen.io.remote import RemotePath, locate
-from tests.object_store import install
+from batchgen.io.remote import RemotePath
 
 
-@pytest.fixture(params=["memory", "s3"])
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RemotePath]:
-    install(tmp_path / "store")
-    path = locate(f"{request.param}://bucket/out/.state/lock")
-    assert isinstance(path, RemotePath)
-    yield path
-    path.remove()
+@pytest.fixture
+def path(store: RemotePath) -> RemotePath:
+    return store / "out" / ".state" / "lock"
 
 
-def held_by(path: RemotePath, *, host: str = "elsewhere", silent_seconds: float = 0.0) -> None:
+def write_lock(path: RemotePath, *, host: str = "elsewhere", silent_seconds: float = 0.0) -> None:
     values: dict[str, Any] = {"holder": {"pid": os.getpid(), "host": host, "started": None}, "token": "theirs"}
     path.write_bytes(json.dumps({**values, "beat": time.time() - silent_seconds}).encode())
 
@@ -43,27 +36,27 @@ def test_second_is_refused_by_process(path: RemotePath) -> None:
     assert not path.exists()
 
 
-def test_another_host_that_gave_a_sign_lately_keeps_it(path: RemotePath) -> None:
-    held_by(path, silent_seconds=110)
+def test_another_host_with_a_recent_heartbeat_keeps_it(path: RemotePath) -> None:
+    write_lock(path, silent_seconds=110)
     with pytest.raises(OutputError, match=r"process \d+ on elsewhere is running"):
         RemoteLock(path).acquire()
 
 
-def test_a_silent_host_loses_it_and_notices(path: RemotePath) -> None:
+def test_a_silent_host_loses_it_and_check_detects_that(path: RemotePath) -> None:
     first, second = RemoteLock(path), RemoteLock(path)
     first.acquire()
-    held_by(path, silent_seconds=130)
+    write_lock(path, silent_seconds=130)
     second.acquire()
     second.check()
     with pytest.raises(OutputError, match="another run has taken over this folder"):
         first.check()
-    first.release()  # leaves what is not its own
+    first.release()  # leaves the lock of the second
     second.check()
     second.release()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"holder": {}}'])
-def test_a_damaged_lock_is_nobodys(path: RemotePath, content: bytes) -> None:
+def test_a_damaged_lock_is_taken_over(path: RemotePath, content: bytes) -> None:
     path.write_bytes(content)
     lock = RemoteLock(path)
     assert lock.live_holder() is None
@@ -71,8 +64,8 @@ def test_a_damaged_lock_is_nobodys(path: RemotePath, content: bytes) -> None:
     lock.release()
 
 
-def test_it_beats(path: RemotePath, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_lock, "HEARTBEAT_SECONDS", 0.01)
+def test_heartbeats_renew_the_lock(path: RemotePath, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_module, "HEARTBEAT_SECONDS", 0.01)
     lock = RemoteLock(path)
     lock.acquire()
     first, deadline = path.read_bytes(), time.monotonic() + 10

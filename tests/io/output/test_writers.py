@@ -1,4 +1,4 @@
-"""Rows out: order, types, samples, parts and names."""
+"""Part files: order, types, samples and sizes; and when rows are committed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def answer(index: int, sample: int = 0) -> RequestOutput:
 
 
 def answered(input: Input, folder: Path, answers: Iterable[RequestOutput], **options: Any) -> pa.Table:
-    """The completions of a run that gave `answers`; the input is read once before, as every run does."""
+    """Return the completions of a run with these outputs; reads the input once before, as every run does."""
     return ds.dataset(written_parts(input, folder, answers, "parquet", **options)).to_table()
 
 
@@ -63,7 +63,7 @@ def test_input_order_and_declared_types_whatever_order_rows_finish_in(tmp_path: 
     input = parquet_input(tmp_path, prompt=prompts, kind=kinds, vector=pa.array([[0.5]] * 700, pa.list_(pa.float32())))
     answers = [answer(i) for i in range(700)]
     random.Random(0).shuffle(answers)
-    table = answered(input, tmp_path / "out", answers, rows_per_chunk=7)  # 100 chunks: more than one merge may open
+    table = answered(input, tmp_path / "out", answers, rows_per_chunk=7)  # 100 chunks: more than one merge opens
     assert table.schema.equals(pa.schema([*input.schema, *ADDED]))
     assert table["prompt"].to_pylist() == prompts
     assert table["kind"].to_pylist() == kinds.to_pylist()
@@ -71,7 +71,7 @@ def test_input_order_and_declared_types_whatever_order_rows_finish_in(tmp_path: 
     assert table["prompt_tokens"].to_pylist() == list(range(700))
 
 
-def test_failed_row_has_nulls_where_nothing_is_known(tmp_path: Path) -> None:
+def test_failed_row_has_nulls_for_unknown_values(tmp_path: Path) -> None:
     input = parquet_input(tmp_path, prompt=["a"])
     [row] = answered(input, tmp_path / "out", [RequestOutput(0, FinishReason.ERROR, error="why")]).to_pylist()
     known = {"prompt": "a", "finish_reason": "error", "error": "why", "sample_index": 0}
@@ -86,15 +86,15 @@ def test_samples_of_a_row_stand_next_to_each_other(tmp_path: Path) -> None:
     assert table["completion"].to_pylist() == ["answer 0.0", "answer 0.1", "answer 1.0", "answer 1.1"]
 
 
-def test_parts_say_what_wrote_them(tmp_path: Path) -> None:
+def test_parts_record_what_wrote_them(tmp_path: Path) -> None:
     input = parquet_input(tmp_path, prompt=["a", "b"])
     answered(
         input, tmp_path / "out", map(answer, range(2)), rows_per_part=1, provenance={"job": "j.yaml", "model": "gpt2"}
     )
     for part in (tmp_path / "out" / "completions").iterdir():
         schema = pq.read_schema(part)
-        told = {key.decode(): value.decode() for key, value in schema.metadata.items()}
-        assert told == {"batchgen": batchgen.__version__, "batchgen.job": "j.yaml", "batchgen.model": "gpt2"}
+        metadata = {key.decode(): value.decode() for key, value in schema.metadata.items()}
+        assert metadata == {"batchgen": batchgen.__version__, "batchgen.job": "j.yaml", "batchgen.model": "gpt2"}
         assert b"description" in schema.field("completion").metadata
         assert all(pq.ParquetFile(part).metadata.row_group(0).column(i).compression == "ZSTD" for i in range(8))
 
@@ -120,7 +120,7 @@ def test_no_rows_give_one_part_with_all_columns(tmp_path: Path) -> None:
     assert (table.num_rows, table.schema.equals(ADDED)) == (0, True)
 
 
-def test_lines_with_odd_values_come_out_as_parquet_that_pandas_reads(tmp_path: Path) -> None:
+def test_lines_with_unusual_values_become_parquet_that_pandas_reads(tmp_path: Path) -> None:
     lines = [
         b'{"id":"1","prompt":"note a"}',
         b'{"id":"2","prompt":"half \\ud83d a"}',
@@ -143,9 +143,9 @@ def test_a_missing_result_is_a_bug(tmp_path: Path) -> None:
         answered(input, tmp_path / "out", [answer(0), answer(2)])
 
 
-def test_a_doubled_result_is_a_bug(tmp_path: Path) -> None:
+def test_a_repeated_result_is_a_bug(tmp_path: Path) -> None:
     input = parquet_input(tmp_path, prompt=["a"])
-    with pytest.raises(AssertionError, match="missing or doubled"):
+    with pytest.raises(AssertionError, match="missing or repeated"):
         answered(input, tmp_path / "out", [answer(0), answer(0)])
 
 
@@ -162,7 +162,7 @@ def test_input_that_changed_before_the_end_is_refused(tmp_path: Path) -> None:
     assert list(output.completions.iterdir()) == []
 
 
-def test_names_of_ours_in_the_input_are_refused_with_the_way_out() -> None:
+def test_input_columns_named_like_added_ones_are_refused_with_advice() -> None:
     schema = pa.schema([(name, pa.string()) for name in ("prompt", "completion", "error", "Completion")])
     with pytest.raises(OutputError, match=r"columns named completion, error; set output\.prefix"):
         output_schema(schema, "")
@@ -172,7 +172,7 @@ def test_names_of_ours_in_the_input_are_refused_with_the_way_out() -> None:
         output_schema(pa.schema([("completion", pa.string())]), "")
 
 
-def test_lines_are_in_input_order_in_parts_as_full_as_those_of_parquet(tmp_path: Path) -> None:
+def test_jsonl_parts_are_in_input_order_and_full(tmp_path: Path) -> None:
     input = parquet_input(tmp_path, prompt=[f"p{i}" for i in range(600)])
     answers = [answer(i) for i in reversed(range(600))]
     parts = written_parts(input, tmp_path / "out", answers, "jsonl", rows_per_part=250)
@@ -225,12 +225,12 @@ def test_rows_are_committed_by_number_and_by_time(tmp_path: Path) -> None:
     writer.commit_if_due()
     assert num_chunks() == 2
     now = 60.0
-    writer.commit_if_due()  # nothing waits, so nothing is written
+    writer.commit_if_due()  # no output is waiting, so nothing is written
     assert num_chunks() == 2
 
 
 def test_a_kill_loses_no_row_older_than_30_seconds(tmp_path: Path) -> None:
-    """Steps of 0.7 s, in every 11th of which a row finishes: what is in no chunk yet is what a kill would lose."""
+    """Steps take 0.7 s and every 11th finishes a row; a kill would lose the rows that are in no chunk."""
     now, ended_at = 0.0, [0.0]
     output = OutputFolder(tmp_path / "out")
     output.claim()
@@ -245,7 +245,7 @@ def test_a_kill_loses_no_row_older_than_30_seconds(tmp_path: Path) -> None:
         writer.commit_if_due()
         num_safe = sum(pq.read_metadata(path).num_rows for path in output.journal.iterdir())
         assert all(now - ended < 30 for ended in ended_at[num_safe:])
-    assert len(list(output.journal.iterdir())) < 300 * 0.7 / 30  # and no more often than that asks for
+    assert len(list(output.journal.iterdir())) < 300 * 0.7 / 30  # and no more chunks than that needs
 
 
 def test_a_kill_loses_fewer_than_10_000_rows(tmp_path: Path) -> None:
