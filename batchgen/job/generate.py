@@ -21,8 +21,8 @@ from batchgen.job.progress import Progress
 from batchgen.job.results import Results
 from batchgen.job.run_config import RunConfig
 from batchgen.log import event
-from batchgen.models.attention import IMPLEMENTATION, Backend, make_backend
-from batchgen.models.backends import warm_up
+from batchgen.models.attention import IMPLEMENTATION
+from batchgen.models.backends import Backend, make_backend, warm_up
 from batchgen.models.device import available_memory, can_measure_memory, keep_freed_memory
 from batchgen.models.fuse import fuse
 from batchgen.models.kv_cache import PoolSize

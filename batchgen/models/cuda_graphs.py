@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from batchgen.models.attention import AttentionStep, PreparedForReplay, ReplayBackend, StepAttention
+from batchgen.models.attention import StepAttention
+from batchgen.models.backends import AttentionStep, PreparedForReplay, ReplayBackend
 from batchgen.models.transfer import Recorder
 
 log = logging.getLogger("batchgen")

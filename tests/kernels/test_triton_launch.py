@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchgen.models.attention import MAX_TRITON_HEAD_SIZE
+from batchgen.models.backends import MAX_TRITON_HEAD_SIZE
 from batchgen_kernels.triton.launch import LaunchKey, constants, launches
 
 

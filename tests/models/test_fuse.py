@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from batchgen.models.attention import IMPLEMENTATION, AttentionStep, StepAttention, install
+from batchgen.models.attention import IMPLEMENTATION, StepAttention, install
 from batchgen.models.fuse import FusedLayer, PackedLinear, fuse
 from batchgen.models.kv_cache import allocate
 from batchgen.models.probe import AttentionLayer
-from batchgen_kernels import CpuBackend
+from batchgen_kernels import AttentionStep, CpuBackend
 from tests.tiny_models import VOCAB_SIZE, context_model, tiny_gemma2, tiny_qwen3
 
 NUM_TOKENS, BLOCK_SIZE = 40, 16
