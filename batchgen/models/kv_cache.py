@@ -9,9 +9,8 @@ import torch
 
 from batchgen.errors import CapacityError
 from batchgen.models.probe import AttentionLayer
+from batchgen.units import format_gib, format_mib
 from batchgen_kernels import LayerCache
-
-_GIB = 2**30
 
 
 def block_bytes(layers: Sequence[AttentionLayer], block_size: int, dtype: torch.dtype) -> int:
@@ -57,14 +56,14 @@ def size_pool(
     num_fitting = int(available_bytes * memory_fraction) // size
     if num_blocks is not None and num_blocks > num_fitting:
         raise CapacityError(
-            f"engine.num_blocks: {num_blocks} KV blocks take {num_blocks * size / _GIB:.2f} GiB, but "
+            f"engine.num_blocks: {num_blocks} KV blocks take {format_gib(num_blocks * size)}, but "
             f"engine.memory_fraction {memory_fraction} of the memory left beside the model is "
-            f"{num_fitting * size / _GIB:.2f} GiB ({num_fitting} blocks); lower engine.num_blocks"
+            f"{format_gib(num_fitting * size)} ({num_fitting} blocks); lower engine.num_blocks"
         )
     if num_fitting == 0:
         raise CapacityError(
-            f"the model fits, but beside it not one KV block does ({size / 2**20:.1f} MiB needed, "
-            f"{available_bytes * memory_fraction / 2**20:.1f} MiB available); use a smaller model or another device"
+            f"the model fits, but beside it not one KV block does ({format_mib(size)} needed, "
+            f"{format_mib(available_bytes * memory_fraction)} available); use a smaller model or another device"
         )
     if num_blocks is not None:
         return PoolSize(num_blocks, size, "engine.num_blocks")

@@ -37,6 +37,7 @@ from batchgen.models.checkpoint import Checkpoint, as_model_error, find_checkpoi
 from batchgen.models.device import available_memory, has_bfloat16
 from batchgen.models.support import refuse_unsupported
 from batchgen.spec.job_spec import ModelSpec
+from batchgen.units import format_gib
 
 # What families call the number of positions they were trained for, the usual name first.
 _LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
@@ -127,9 +128,9 @@ def check_weights_fit(info: ModelInfo, device: torch.device, fraction: float) ->
         dtype = str(info.dtype).removeprefix("torch.")
         raise CapacityError(
             f"the model itself does not fit on {device}, before any KV block: the weights of {info.path} take "
-            f"{_gib(info.weight_bytes)} in {dtype}, and of the {_gib(available)} available only "
-            f"{_gib(fraction * available)} may be used (engine.memory_fraction: {fraction}). Choose a smaller model, a "
-            f"larger device, a smaller model.dtype, or raise engine.memory_fraction."
+            f"{format_gib(info.weight_bytes)} in {dtype}, and of the {format_gib(available)} available only "
+            f"{format_gib(fraction * available)} may be used (engine.memory_fraction: {fraction}). Choose a smaller "
+            f"model, a larger device, a smaller model.dtype, or raise engine.memory_fraction."
         )
 
 
@@ -260,7 +261,3 @@ def _bars_only_on_a_terminal() -> Iterator[None]:
             yield
     finally:
         transformers_logging.set_tqdm_hook(previous)
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"
