@@ -17,8 +17,7 @@ from torch import Tensor
 
 from batchgen.engine.request import PENDING_TOKEN, Request
 from batchgen.engine.step import Repeat, ScheduledChunk, SchedulerOutput
-from batchgen.models.attention import AttentionStep, BlockGroup
-from batchgen.models.backends import SamplingRows
+from batchgen.models.backends import AttentionStep, BlockGroup, SamplingRows
 from batchgen.models.transfer import to_device
 from batchgen.plan.groups import prefix_groups
 

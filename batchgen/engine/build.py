@@ -25,7 +25,8 @@ from batchgen.engine.sampler import Sampler
 from batchgen.engine.scheduler import Scheduler
 from batchgen.engine.step import MAX_PROMPT_LOGITS, OutOfMemory, ScheduledChunk, SchedulerOutput
 from batchgen.errors import CapacityError
-from batchgen.models.attention import Backend, StepAttention, install
+from batchgen.models.attention import StepAttention, install
+from batchgen.models.backends import Backend
 from batchgen.models.cuda_graphs import DecodeGraphs
 from batchgen.models.device import peak_memory, release_freed_memory
 from batchgen.models.kv_cache import allocate

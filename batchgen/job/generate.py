@@ -21,9 +21,9 @@ from batchgen.job.progress import Progress
 from batchgen.job.results import Results
 from batchgen.job.run_config import RunConfig
 from batchgen.log import event
-from batchgen.models.attention import IMPLEMENTATION, Backend, make_backend
-from batchgen.models.backends import warm_up
-from batchgen.models.device import available_memory, can_measure_memory, keep_freed_memory
+from batchgen.models.attention import IMPLEMENTATION
+from batchgen.models.backends import Backend, make_backend, warm_up
+from batchgen.models.device import available_memory, can_measure_memory, disable_malloc_trimming
 from batchgen.models.fuse import fuse
 from batchgen.models.kv_cache import PoolSize
 from batchgen.models.load import load_weights
@@ -176,7 +176,7 @@ def prepare_generation(
     with watch.part("load"), warm_up(backend, config.layers[0], config.model.dtype):
         model = load_weights(config.model, config.job.spec.model, config.device, IMPLEMENTATION)
         if config.attention == "cpu":
-            keep_freed_memory()
+            disable_malloc_trimming()
             fuse(model)
     with watch.part("plan"):
         for_steps = _bytes_for_steps(model, backend, config, rows, len(plan.order))

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 
 from batchgen.plan.groups import GroupSummary, Spread
 from batchgen.stats.format import count, duration, percent, rate
+from batchgen.units import format_gib
 
 SCHEMA_VERSION = 1
 
@@ -181,11 +182,11 @@ def _memory(memory: MemoryNeed) -> Lines:
     kv = memory.num_blocks_needed * memory.block
     yield (
         "peak memory",
-        f"{_gib(memory.weights)} weights + {_gib(kv)} KV ({count(memory.num_blocks_needed, 'block')} at most) + "
-        f"{_gib(memory.steps)} a step",
+        f"{format_gib(memory.weights)} weights + {format_gib(kv)} KV "
+        f"({count(memory.num_blocks_needed, 'block')} at most) + {format_gib(memory.steps)} a step",
     )
     available = (
-        f"{_gib(memory.available * memory.memory_fraction)} of the {_gib(memory.available)} available on "
+        f"{format_gib(memory.available * memory.memory_fraction)} of the {format_gib(memory.available)} available on "
         f"{memory.device} may be used (engine.memory_fraction {memory.memory_fraction:g})"
     )
     if memory.problem is not None or memory.num_blocks is None:
@@ -217,7 +218,3 @@ def _columns(cells: Sequence[str]) -> str:
 
 def _share(part: int, whole: int) -> str:
     return percent(part / whole if whole else None)
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"

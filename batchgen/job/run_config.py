@@ -14,10 +14,11 @@ from typing import Literal
 
 import torch
 
-from batchgen.errors import SpecError
+from batchgen.errors import ModelError, SpecError
 from batchgen.job.settings import Setting, resolve_sampling
 from batchgen.log import event
-from batchgen.models.attention import IMPLEMENTATION, MAX_TRITON_HEAD_SIZE, has_triton, is_triton_interpreted
+from batchgen.models.attention import IMPLEMENTATION
+from batchgen.models.backends import choose_backend
 from batchgen.models.device import choose_device
 from batchgen.models.load import ModelInfo, build_meta_model, inspect_model
 from batchgen.models.probe import AttentionLayer, probe_attention
@@ -157,25 +158,7 @@ def _max_model_len(job: Job, model: ModelInfo) -> int:
 
 
 def _attention(job: Job, device: torch.device, model: ModelInfo, layers: Sequence[AttentionLayer]) -> str:
-    wanted = job.spec.engine.attention
-    if wanted == "auto":
-        return "cpu" if device.type == "cpu" else "torch" if _why_no_triton(device, model, layers) else "triton"
-    if wanted == "triton" and (reason := _why_no_triton(device, model, layers)):
-        raise SpecError([f"{job.path}: engine.attention: triton {reason}"])
-    if wanted == "cpu" and device.type != "cpu":
-        raise SpecError([f"{job.path}: engine.attention: cpu does not run on {device}; use auto or torch"])
-    return wanted
-
-
-def _why_no_triton(device: torch.device, info: ModelInfo, layers: Sequence[AttentionLayer]) -> str | None:
-    """What keeps the Triton kernels from running this model here, as the end of a sentence; None: nothing."""
-    if not has_triton():
-        return "needs the package triton, which is not installed here; use auto or torch"
-    if device.type == "cpu" and not is_triton_interpreted():
-        return "runs on a GPU; use auto or cpu here, or set TRITON_INTERPRET=1 to debug its kernels"
-    if device.type == "cpu" and info.dtype == torch.bfloat16:
-        return "is computed wrongly in bfloat16 by Triton's interpreter; set model.dtype: float32"
-    head_size = max(max(layer.key_head_size, layer.value_head_size) for layer in layers)
-    if head_size > MAX_TRITON_HEAD_SIZE:
-        return f"holds heads of up to {MAX_TRITON_HEAD_SIZE}, and this model's are {head_size} wide; use auto or torch"
-    return None
+    try:
+        return choose_backend(job.spec.engine.attention, device, model.dtype, layers)
+    except ModelError as error:
+        raise SpecError([f"{job.path}: engine.attention: {error}"]) from None

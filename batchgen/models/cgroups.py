@@ -1,4 +1,4 @@
-"""Where the limits of this process's cgroups are written. Knows paths; the readers know what a file means."""
+"""The folders with the limits of this process's cgroups. Knows paths; knows nothing of what the files mean."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Cgroup(NamedTuple):
 
 
 def cgroups(controller: str, proc_cgroup: str, root: Path) -> Iterator[Cgroup]:
-    """Every level whose limit binds, given the text of /proc/self/cgroup and where cgroups mount.
+    """Yield every level whose limit binds, given the text of /proc/self/cgroup and the mount folder of cgroups.
 
-    Levels up to the root count: a parent's limit binds its children. Inside a container the path may be the host's, and
-    then only the root level is there.
+    All levels up to the root count, since a parent's limit binds its children. Inside a container the path may be the
+    host's; then only the root level exists.
     """
     for line in proc_cgroup.splitlines():
         _, controllers, path = line.split(":", 2)

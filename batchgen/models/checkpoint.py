@@ -1,8 +1,7 @@
-"""Where a checkpoint's files are, and what went wrong with them in the user's words.
+"""Where a checkpoint's files are, and why they cannot be loaded, as errors for the user. Opens no file.
 
-Reads no file but for its name. Of a .gguf file it has the header parsed once and quickly, where transformers has the
-gguf package parse it for the config, for the tokenizer and for the weights, and make its table of tensor names for
-every module of the model.
+For a .gguf file, `cached_gguf_parsing` has the gguf package parse the header once. transformers would have it parsed
+for the config, the tokenizer and the weights each, and the table of tensor names built for every module.
 """
 
 from __future__ import annotations
@@ -34,22 +33,22 @@ from batchgen.spec.job_spec import ModelSpec
 class Checkpoint:
     """A local folder, a .gguf file in one, or a hub id."""
 
-    name: str  # as the job names it
+    name: str  # model.path of the job file
     location: str  # what transformers loads from: the folder or the hub id
     is_local: bool
-    revision: str | None = None  # of a hub id; None: its main branch
+    revision: str | None = None  # of a hub id; None is its main branch
     gguf_file: str | None = None  # its name in the folder
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keywords by which every loader of transformers finds these files."""
+        """Return the keyword arguments with which every loader of transformers finds these files."""
         if self.gguf_file is not None:
             return {"gguf_file": self.gguf_file}
         return {} if self.is_local else {"revision": self.revision or "main"}
 
 
 def find_checkpoint(spec: ModelSpec) -> Checkpoint:
-    """The checkpoint that `model.path` names. ModelError: it cannot be one. The hub is not asked yet."""
+    """Return the checkpoint that `model.path` names, without asking the hub. Raises ModelError if it is not a model."""
     path = Path(spec.path).expanduser()
     if path.suffix.lower() == ".gguf":
         _refuse_gguf(spec, path)
@@ -70,11 +69,11 @@ def find_checkpoint(spec: ModelSpec) -> Checkpoint:
 
 def _refuse_gguf(spec: ModelSpec, path: Path) -> None:
     if not path.is_file():
-        raise ModelError(f"model.path {spec.path} does not exist; a .gguf file has to be on this machine")
+        raise ModelError(f"model.path {spec.path} does not exist; a .gguf file must be on this machine")
     missing = [package for package in ("gguf", "accelerate") if find_spec(package) is None]
     if missing:
         raise ModelError(
-            f"model.path {spec.path} is a .gguf file, which takes packages that are not installed "
+            f"model.path {spec.path} is a .gguf file, which needs packages that are not installed "
             f"({', '.join(missing)}): pip install 'batchgen[gguf]'"
         )
 
@@ -94,7 +93,7 @@ def _local(spec: ModelSpec, folder: Path, gguf_file: str | None) -> Checkpoint:
 
 @contextmanager
 def as_model_error(checkpoint: Checkpoint, what: str) -> Iterator[None]:
-    """Whatever a library raises in the block becomes a ModelError: which part of which model, and why."""
+    """Turn what a library raises in the block into a ModelError that names the part of the model and the reason."""
     try:
         yield
     except ModelError:
@@ -104,14 +103,14 @@ def as_model_error(checkpoint: Checkpoint, what: str) -> Iterator[None]:
         raise ModelError(f"model.path {checkpoint.name}: its {what} cannot be loaded: {reason}") from error
 
 
-# What a failure of the hub means to the user. GatedRepoError is a RepositoryNotFoundError, so it comes first.
+# What an error of the hub means for the user. GatedRepoError is a RepositoryNotFoundError, so it comes first.
 _HUB_REASONS: tuple[tuple[type[Exception], str], ...] = (
-    (GatedRepoError, "access to it is granted on its hub page; then log in (hf auth login) or set HF_TOKEN"),
+    (GatedRepoError, "access to it must be granted on its hub page; then log in (hf auth login) or set HF_TOKEN"),
     (
         RepositoryNotFoundError,
         "there is no such model on the hub (or it is private: hf auth login), and no such folder",
     ),
-    (RevisionNotFoundError, "the hub has no such model.revision of it"),
+    (RevisionNotFoundError, "the hub has no such model.revision"),
 )
 
 
@@ -121,10 +120,10 @@ def _reason(error: Exception, checkpoint: Checkpoint) -> str:
         if any(isinstance(cause, kind) for cause in causes):
             return meaning
     if any(isinstance(cause, LocalEntryNotFoundError) for cause in causes):
-        away = "HF_HUB_OFFLINE is set" if is_offline_mode() else "the hub cannot be reached"
-        return f"it is not in the local cache, there is no folder of that name, and {away}"
+        obstacle = "HF_HUB_OFFLINE is set" if is_offline_mode() else "the hub cannot be reached"
+        return f"it is not in the local cache, there is no folder of that name, and {obstacle}"
     if "trust_remote_code" in str(error):
-        return "it needs Python code that comes with it; if you trust that code, set model.trust_remote_code: true"
+        return "it needs the Python code in its checkpoint; if you trust that code, set model.trust_remote_code: true"
     first_line = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(": ")
     if checkpoint.gguf_file is not None:
         return f"the .gguf file is damaged, or of a kind that transformers cannot read ({first_line})"
@@ -138,21 +137,21 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 @contextmanager
-def parsed_once(checkpoint: Checkpoint) -> Iterator[None]:
-    """In the block the gguf package answers each question once; of a checkpoint in other files nothing is asked."""
+def cached_gguf_parsing(checkpoint: Checkpoint) -> Iterator[None]:
+    """Cache the results of the gguf package's parsers in the block; other checkpoints do not use the package."""
     if checkpoint.gguf_file is None:
         yield
         return
-    import gguf  # an extra, and not quick to import
+    import gguf  # an optional dependency, and slow to import
 
-    reader, table = cache(_quick_reader(gguf.GGUFReader)), cache(gguf.get_tensor_name_map)
+    reader, table = cache(_fast_reader(gguf.GGUFReader)), cache(gguf.get_tensor_name_map)
     with patched(gguf, "GGUFReader", reader), patched(gguf, "get_tensor_name_map", table):
         yield
 
 
 @contextmanager
 def patched(module: Any, name: str, value: Any) -> Iterator[None]:
-    """In the block `module.name` is `value`."""
+    """Replace `module.name` by `value` in the block."""
     before = getattr(module, name)
     setattr(module, name, value)
     try:
@@ -161,9 +160,9 @@ def patched(module: Any, name: str, value: Any) -> Iterator[None]:
         setattr(module, name, before)
 
 
-def _quick_reader(reader: Any) -> Any:
-    class QuickReader(reader):  # type: ignore[misc]
-        """Slices the mapped file as a plain array: two thirds of the time went into numpy's bookkeeping of maps."""
+def _fast_reader(reader: Any) -> Any:
+    class FastReader(reader):  # type: ignore[misc]
+        """Slices the mapped file as a plain array: numpy's bookkeeping of memory maps took two thirds of the time."""
 
         @property
         def data(self) -> np.ndarray:
@@ -173,4 +172,4 @@ def _quick_reader(reader: Any) -> Any:
         def data(self, mapped: np.ndarray) -> None:
             self._data = np.asarray(mapped)
 
-    return QuickReader
+    return FastReader

@@ -1,8 +1,8 @@
-"""DecodeGraphs: the forward of decode steps, recorded once a size and replayed.
+"""DecodeGraphs: the forward of decode steps as CUDA graphs, one for each of a few numbers of rows.
 
-A decode step of a small model is a few hundred launches that take the host longer than the device. Replaying them as
-one graph needs every tensor in its place: a step is written into static ones, padded up to a recorded size with tokens
-of no row, and its logits come out of a static one. Knows the model's forward; knows no requests and no sampling.
+A decode step of a small model is a few hundred kernel launches, which take the host longer than the device. To replay
+them as one graph, every tensor must stay at its address: a step is written into static tensors, padded with tokens of
+no row up to a recorded size, and its logits are static too. Knows the model's forward; knows no requests, no sampling.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from batchgen.models.attention import AttentionStep, PreparedForReplay, ReplayBackend, StepAttention
+from batchgen.models.attention import StepAttention
+from batchgen.models.backends import AttentionStep, PreparedForReplay, ReplayBackend
 from batchgen.models.transfer import Recorder
 
 log = logging.getLogger("batchgen")
 
 
 def graph_sizes(max_rows: int) -> list[int]:
-    """Rows for which a forward is recorded, up to `max_rows` itself.
+    """Return the numbers of rows for which a forward is recorded, up to `max_rows` itself.
 
-    Up to some hundred rows a step's time is reading the weights, so that a few padding rows cost nothing; every size
-    costs a recording (about a forward launched by hand) and its node list. So the steps widen.
+    Up to a few hundred rows a step takes as long as reading the weights, so a few padding rows cost nothing, while
+    every size costs a recording (about one eager forward) and the memory of its graph. Hence the growing distances.
     """
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, max_rows, 16)]
     return [size for size in sizes if size < max_rows] + [max_rows]
@@ -40,7 +41,7 @@ class _Recorded:
 
 
 class DecodeGraphs:
-    """Steps of one query a row, up to `max_rows` of them, each with up to `max_blocks` blocks."""
+    """Decode steps of up to `max_rows` rows, each with one query and up to `max_blocks` blocks."""
 
     def __init__(self, model: PreTrainedModel, attention: StepAttention, max_rows: int, max_blocks: int) -> None:
         assert isinstance(attention.backend, ReplayBackend), f"{attention.backend} cannot be replayed"
@@ -49,16 +50,16 @@ class DecodeGraphs:
         self._input_ids, self._positions = torch.zeros(2, 1, max_rows, dtype=torch.int64, device=model.device)
         self._slots = torch.full((max_rows,), -1, dtype=torch.int64, device=model.device)
         self._tables = torch.zeros(max_rows, max_blocks, dtype=torch.int64, device=model.device)
-        self._logits: Tensor | None = None  # [max_rows, vocab] float32, as soon as the vocabulary is known
+        self._logits: Tensor | None = None  # [max_rows, vocab] float32, from the first forward on
         self._recorder = Recorder(model.device)
         self._recorded: dict[int, _Recorded] = {}
         self.can_record = True
         self.seconds = 0.0  # spent recording
 
     def run(self, input_ids: Tensor, position_ids: Tensor, step: AttentionStep) -> Tensor:
-        """The next tokens' logits [rows, vocab] float32, overwritten by the next call; ids and positions [rows].
+        """Return the next tokens' logits [rows, vocab] float32, overwritten by the next call; ids and positions [rows].
 
-        Recorded where its size comes for the first time, after it ran: sizes that a job never has cost nothing.
+        A size is recorded after it has run for the first time, so sizes that a job never has cost nothing.
         """
         size = self._sizes[bisect_left(self._sizes, step.num_rows)]
         padded = self._write(input_ids, position_ids, step, size)
@@ -73,7 +74,7 @@ class DecodeGraphs:
         return self._logits[: step.num_rows]
 
     def _write(self, input_ids: Tensor, position_ids: Tensor, step: AttentionStep, size: int) -> AttentionStep:
-        """The step in the static tensors. What an earlier step left behind its rows is harmless but for the slots."""
+        """Return the step in the static tensors. Of what an earlier step left in the padding only the slots matter."""
         rows, num_blocks = step.block_tables.shape
         self._input_ids[0, :rows] = input_ids
         self._positions[0, :rows] = position_ids
@@ -102,7 +103,7 @@ class DecodeGraphs:
         except RuntimeError as error:
             self.can_record = False
             log.warning(
-                "decode steps run without CUDA graphs, slower by the time of their launches: the model's forward "
+                "decode steps run without CUDA graphs, slower by the time of kernel launches: the model's forward "
                 "cannot be captured (%s)",
                 str(error).splitlines()[0],
             )

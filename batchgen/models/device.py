@@ -1,4 +1,4 @@
-"""Where a model runs and how much memory is left there. Knows devices and cgroups; knows nothing of KV or requests."""
+"""The device of a model and the memory available there. Knows devices and cgroups; knows nothing of KV or requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` (a GPU if there is one), `cpu`, `cuda` (the first) or `cuda:N`. ModelError: that GPU is not there."""
+    """Return the device of auto (a GPU if any), cpu, cuda (the first GPU) or cuda:N. Raises ModelError without it."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -42,12 +42,13 @@ def _why_no_gpu() -> str:
     if built_for is None:
         return f"torch {torch.__version__} was built for the CPU only"
     return (
-        f"torch {torch.__version__}, built for CUDA or ROCm {built_for}, finds no usable GPU (driver, or none visible)"
+        f"torch {torch.__version__}, built for CUDA or ROCm {built_for}, finds no usable GPU: it has no driver, or no "
+        "GPU is visible"
     )
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether the device multiplies bfloat16 matrices in hardware; emulated, it is slower than float32."""
+    """Return whether bfloat16 matrix products run in hardware; emulated ones are slower than float32."""
     if device.type == "cuda":
         with torch.cuda.device(device):
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
@@ -56,11 +57,11 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes this process can still take: free GPU memory, or RAM within the limits of its cgroups."""
+    """Return the bytes this process can still allocate: free GPU memory, or RAM within the limits of its cgroups."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():  # not Linux: all of the RAM, as no portable call tells what is free
+    if not meminfo.exists():  # not Linux: all of the RAM, as there is no portable call for what is free
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     cgroup = Path("/proc/self/cgroup")
     limits = cgroup_memory(cgroup.read_text(), _CGROUP_ROOT) if cgroup.exists() else []
@@ -68,17 +69,17 @@ def available_memory(device: torch.device) -> int:
 
 
 def meminfo_available(text: str) -> int:
-    """Bytes of the `MemAvailable` line of /proc/meminfo."""
+    """Return the bytes of the `MemAvailable` line of /proc/meminfo."""
     values = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     return int(values["MemAvailable"].split()[0]) * 1024
 
 
 class _Files(NamedTuple):
-    """What a cgroup version calls its memory files."""
+    """The names of a cgroup version's memory files."""
 
     limit: str
     usage: str
-    # the line of memory.stat that counts file pages the kernel drops first; they are in `usage` but can be taken
+    # line of memory.stat that counts the file pages the kernel drops first: part of `usage`, yet available
     reclaimable: str
 
 
@@ -87,13 +88,13 @@ _V2 = _Files("memory.max", "memory.current", "inactive_file")
 
 
 def cgroup_memory(proc_cgroup: str, root: Path) -> list[int]:
-    """Bytes left under each memory limit that holds; see `cgroups`."""
+    """Return the bytes left under each memory limit that binds; see `cgroups`."""
     levels = cgroups("memory", proc_cgroup, root)
-    return [room for level in levels if (room := _room(level)) is not None]
+    return [left for level in levels if (left := _bytes_left(level)) is not None]
 
 
-def _room(cgroup: Cgroup) -> int | None:
-    """Bytes left in one cgroup, or None where it sets no limit."""
+def _bytes_left(cgroup: Cgroup) -> int | None:
+    """Return the bytes left in one cgroup, or None if it sets no limit."""
     folder, files = cgroup.folder, _V2 if cgroup.is_v2 else _V1
     if not (folder / files.limit).exists():
         return None
@@ -106,20 +107,20 @@ def _room(cgroup: Cgroup) -> int | None:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether torch says with it that an allocation failed: by its type, or of a CPU or a library in words."""
+    """Return whether an error of torch means a failed allocation, by its type or (CPU, CUDA libraries) its message."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
 def can_measure_memory(device: torch.device) -> bool:
-    """Whether `peak_memory` works there: torch counts what it takes of a GPU only."""
+    """Return whether `peak_memory` works on this device: torch counts its allocations on GPUs only."""
     return device.type == "cuda"
 
 
 def peak_memory(device: torch.device, work: Callable[[], None]) -> int:
-    """Bytes of a GPU that torch takes for `work` at most, pieces that it cannot use included. Whatever `work` made
-    must be gone when it returns."""
+    """Return the most bytes of a GPU that torch reserves during `work`, fragments included. The tensors that `work`
+    creates must be freed when it returns."""
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -129,16 +130,16 @@ def peak_memory(device: torch.device, work: Callable[[], None]) -> int:
 
 
 def release_freed_memory(device: torch.device) -> None:
-    """Let a GPU have back what torch keeps of freed tensors, so that pieces too small for a step become whole again."""
+    """Return the memory of freed tensors that torch caches to the GPU, so that fragments can be joined again."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
-def keep_freed_memory() -> None:
-    """Have the C library keep large buffers that are freed, where it is glibc.
+def disable_malloc_trimming() -> None:
+    """Make glibc's malloc keep large freed buffers instead of returning them to the kernel; no effect elsewhere.
 
-    By default it hands each back to the kernel, and every activation of the next layer is paid for in page faults: up
-    to a third of a matrix product of 1024 tokens.
+    Otherwise the activations of every layer cost page faults: up to a third of the time of a matrix product of 1024
+    tokens.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):

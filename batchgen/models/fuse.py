@@ -1,8 +1,8 @@
-"""The stock model's layers rewritten for the CPU: fewer passes over memory, weights packed once for its products.
+"""Decoder layers rewritten for the CPU: fused operations that pass over memory less often, and packed weights.
 
-Only what is recognised exactly is replaced: decoder layers of the classes in `_LAYERS`, whose source was read, and the
-output head where it is a plain linear layer. Everything else of the model stays as transformers wrote it. The same
-function is computed: in float32 up to the order of sums, in bfloat16 with fewer roundings.
+Only layers that are known exactly are replaced: those of the classes in `_LAYERS`, and an output head that is a plain
+linear layer. All other modules stay transformers' own. The results are the same up to the order of sums in float32;
+in bfloat16 they are rounded less often.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from batchgen.models.attention import attend_step
 from batchgen_kernels.cpu.layers import RMSNorm, split_rotated
 
-# Layers of: norm, attention with q, k, v and o, rotary halves, norm, SwiGLU; Qwen3 also norms the heads of q and k.
-# Class name -> the window that its attention module passes on.
+# Pre-norm layers with q, k, v and o projections, rotary halves and SwiGLU; Qwen3 also normalises the heads of q and k.
+# Class name -> the sliding window that its attention module passes on.
 _LAYERS: dict[str, Callable[[Any], int | None]] = {
     "LlamaDecoderLayer": lambda attention: None,
     "MistralDecoderLayer": lambda attention: getattr(attention.config, "sliding_window", None),
@@ -31,9 +31,9 @@ log = logging.getLogger("batchgen")
 
 
 def fuse(model: PreTrainedModel) -> None:
-    """Rewrite `model` in place. Names of attention modules stay; the weights of rewritten layers exist packed only."""
+    """Rewrite `model` in place. Attention modules keep their names; rewritten layers keep only their packed weights."""
     if not _can_pack(model.dtype):
-        log.info("the model's layers stay as transformers computes them: oneDNN has no %s products here", model.dtype)
+        log.info("the model's layers are not fused: oneDNN has no %s matrix products on this CPU", model.dtype)
         return
     for name, module in list(model.named_modules()):
         if type(module).__name__ in _LAYERS and _is_silu(module):
@@ -42,7 +42,7 @@ def fuse(model: PreTrainedModel) -> None:
     layers = [module for module in model.modules() if type(module) is FusedLayer]
     if layers:
         layers[-1].is_last = True
-        model.register_forward_pre_hook(_keep_in_last_layer, with_kwargs=True)
+        model.register_forward_pre_hook(_select_in_last_layer, with_kwargs=True)
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if type(head) is nn.Linear:
         model.set_output_embeddings(PackedLinear(head))  # type: ignore[no-untyped-call]
@@ -54,8 +54,8 @@ def _can_pack(dtype: torch.dtype) -> bool:
     return dtype is torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _keep_in_last_layer(_: nn.Module, arguments: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """What asks for the logits of some tokens has the last layer end with those, not the head begin with them."""
+def _select_in_last_layer(_: nn.Module, arguments: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Have the last layer, instead of the output head, select the tokens whose logits are asked for."""
     tokens = keywords.get("logits_to_keep")
     if not isinstance(tokens, Tensor):
         return arguments, keywords
@@ -67,7 +67,7 @@ def _is_silu(layer: Any) -> bool:
 
 
 class PackedLinear(nn.Module):
-    """One or several linear layers of the same input as one product, their weights in oneDNN's own layout."""
+    """One or several linear layers of the same input as one matrix product, with weights in oneDNN's own layout."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -78,13 +78,13 @@ class PackedLinear(nn.Module):
         assert len(biases) in (0, len(linears))
         self._bias = torch.cat(biases) if biases else None
 
-    def forward(self, hidden: Tensor, then: str = "none") -> Tensor:
-        """[..., inputs] -> [..., outputs]; `then` may be swish."""
-        return torch.ops.mkldnn._linear_pointwise(hidden, self._weight, self._bias, then, [], "")  # type: ignore[no-any-return]
+    def forward(self, hidden: Tensor, activation: str = "none") -> Tensor:
+        """[..., inputs] -> [..., outputs]; `activation` is none or swish."""
+        return torch.ops.mkldnn._linear_pointwise(hidden, self._weight, self._bias, activation, [], "")  # type: ignore[no-any-return]
 
-    def combined(self, hidden: Tensor, other: Tensor, how: str) -> Tensor:
-        """The product, then add or mul `other` [..., outputs], rounded once."""
-        return torch.ops.mkldnn._linear_pointwise.binary(hidden, other, self._weight, self._bias, how)  # type: ignore[no-any-return]
+    def combined(self, hidden: Tensor, other: Tensor, operation: str) -> Tensor:
+        """Return the product combined with `other` [..., outputs] by `operation` (add or mul), rounded once."""
+        return torch.ops.mkldnn._linear_pointwise.binary(hidden, other, self._weight, self._bias, operation)  # type: ignore[no-any-return]
 
 
 class FusedLayer(nn.Module):
@@ -101,10 +101,10 @@ class FusedLayer(nn.Module):
         self.num_heads = attention.config.num_attention_heads
         self.num_kv_heads = attention.config.num_key_value_heads
         window = _LAYERS[type(layer).__name__](attention)
-        self.keywords = {"scaling": attention.scaling, "sliding_window": window}  # of the attention call
+        self.keywords = {"scaling": attention.scaling, "sliding_window": window}  # arguments of the attention call
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             delattr(attention, name)
-        self.is_last = False  # of the model
+        self.is_last = False  # whether it is the model's last layer
         self.norms_heads = hasattr(attention, "q_norm")
         self.self_attn = attention  # carries the handle to the KV cache, and Qwen3's norms
 
@@ -115,7 +115,7 @@ class FusedLayer(nn.Module):
         last_tokens: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        """As the stock layer, without mask and cache; the model's last one gives `last_tokens` [S] only."""
+        """Compute the stock layer without mask and cache; the last layer returns the tokens `last_tokens` [S] only."""
         hidden = hidden_states[0]
         context = self._attend(self.input_norm(hidden), *position_embeddings)
         if self.is_last and last_tokens is not None:

@@ -1,6 +1,6 @@
-"""Identity: what of a model decides its answers, in a few short texts that can be kept and compared.
+"""Identity: short texts, to be stored and compared, that differ where a model's completions may differ.
 
-Reads no weight: a weight file is known by its size and time, a hub's by the commit.
+Reads no weights: a weight file is identified by its size and modification time, a model of the hub by its commit.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _NO_CONTENT = ("_name_or_path", "transformers_version")
 
 
 def model_identity(info: ModelInfo, spec: ModelSpec) -> dict[str, str]:
-    """Key -> value of path, type, and content of config, tokenizer, chat template and weights.
+    """Return key -> value for path, dtype, and content of config, tokenizer, chat template and weights.
 
-    Call it on an `info` that nothing has used yet: a tokenizer remembers how it was last called.
+    Call it before `info.tokenizer` is used: a tokenizer's state contains the options of its last call.
     """
     tokenizer = info.tokenizer
     config = {key: value for key, value in info.config.to_dict().items() if key not in _NO_CONTENT}
@@ -51,5 +51,5 @@ def _digest(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A set in one order, whatever the hashes of this process are; anything else by its name."""
+    """Return a set as a sorted list, so that the hashes of this process do not matter; anything else as text."""
     return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)

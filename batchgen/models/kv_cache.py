@@ -9,22 +9,21 @@ import torch
 
 from batchgen.errors import CapacityError
 from batchgen.models.probe import AttentionLayer
+from batchgen.units import format_gib, format_mib
 from batchgen_kernels import LayerCache
-
-_GIB = 2**30
 
 
 def block_bytes(layers: Sequence[AttentionLayer], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block in all layers. Blocks outside a sliding window are kept, so a window saves nothing."""
+    """Return the bytes of one block in all layers. Blocks outside a sliding window are kept, so a window saves none."""
     return block_size * dtype.itemsize * sum(layer.elements_per_token for layer in layers)
 
 
 def step_bytes(hidden_size: int, vocab_size: int, num_logits: int, num_tokens: int, dtype: torch.dtype) -> int:
-    """What a step needs beside weights and KV, on the safe side.
+    """Return an upper estimate of the bytes that a step needs beside weights and KV.
 
-    Of the logits at every place where they are wanted the model's own, a float32 copy, its logprobs, and three more
-    where it is sampled (a filter's or a penalty's copy among them); of every token 32 activations as wide as the model
-    (the widest product of a layer is 3 to 8 times that, and a few are alive at once).
+    For every row of logits: the model's own, a float32 copy, its logprobs, and three more copies for sampling (one of
+    them a filter's or a penalty's). For every token: 32 activations as wide as the model (the widest product of a
+    layer is 3 to 8 times that, and a few are alive at once).
     """
     return num_logits * vocab_size * (dtype.itemsize + 5 * 4) + num_tokens * hidden_size * 32 * dtype.itemsize
 
@@ -35,7 +34,7 @@ class PoolSize:
 
     num_blocks: int
     block_bytes: int
-    reason: str  # for the report: what limited it
+    reason: str  # what limited it, for the report
 
 
 def size_pool(
@@ -48,23 +47,23 @@ def size_pool(
     available_bytes: int,
     memory_fraction: float,
 ) -> PoolSize:
-    """The pool of a job: what it can ever use, within `memory_fraction` of the available memory.
+    """Return the size of a job's pool: all that it can ever use, within `memory_fraction` of the available memory.
 
-    `num_blocks` from the job file is taken as it is when it fits. Raises CapacityError naming the KV pool when the
-    memory left beside the model does not hold it.
+    `num_blocks` of the job file is used unchanged if it fits. Raises CapacityError if the memory left beside the model
+    does not hold that many blocks, or not even one.
     """
     size = block_bytes(layers, block_size, dtype)
     num_fitting = int(available_bytes * memory_fraction) // size
     if num_blocks is not None and num_blocks > num_fitting:
         raise CapacityError(
-            f"engine.num_blocks: {num_blocks} KV blocks take {num_blocks * size / _GIB:.2f} GiB, but "
+            f"engine.num_blocks: {num_blocks} KV blocks take {format_gib(num_blocks * size)}, but "
             f"engine.memory_fraction {memory_fraction} of the memory left beside the model is "
-            f"{num_fitting * size / _GIB:.2f} GiB ({num_fitting} blocks); lower engine.num_blocks"
+            f"{format_gib(num_fitting * size)} ({num_fitting} blocks); lower engine.num_blocks"
         )
     if num_fitting == 0:
         raise CapacityError(
-            f"the model fits, but beside it not one KV block does ({size / 2**20:.1f} MiB needed, "
-            f"{available_bytes * memory_fraction / 2**20:.1f} MiB available); use a smaller model or another device"
+            f"the model fits, but not a single KV block fits beside it ({format_mib(size)} needed, "
+            f"{format_mib(available_bytes * memory_fraction)} available); use a smaller model or another device"
         )
     if num_blocks is not None:
         return PoolSize(num_blocks, size, "engine.num_blocks")
@@ -76,7 +75,7 @@ def size_pool(
 def allocate(
     layers: Sequence[AttentionLayer], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> list[LayerCache]:
-    """One pair of tensors a layer, shaped as `batchgen_kernels.contract` says. Contents are undefined."""
+    """Return uninitialised K and V tensors for each layer, shaped as `batchgen_kernels.contract` says."""
 
     def empty(layer: AttentionLayer, head_size: int) -> torch.Tensor:
         return torch.empty(num_blocks, layer.num_kv_heads, block_size, head_size, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""A model and its tokenizer from a hub id, a local folder or a .gguf file; every failure in the user's words.
+"""A model and its tokenizer from a hub id, a local folder or a .gguf file. Every failure is a ModelError.
 
 `inspect_model` reads the small files only, so that a job is planned, or refused, before any weight is read;
 `load_weights` reads the rest. Knows checkpoints; knows nothing of KV blocks, requests or rows.
@@ -33,53 +33,54 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
 from batchgen.errors import CapacityError, ModelError
-from batchgen.models.checkpoint import Checkpoint, as_model_error, find_checkpoint, parsed_once, patched
+from batchgen.models.checkpoint import Checkpoint, as_model_error, cached_gguf_parsing, find_checkpoint, patched
 from batchgen.models.device import available_memory, has_bfloat16
 from batchgen.models.support import refuse_unsupported
 from batchgen.spec.job_spec import ModelSpec
+from batchgen.units import format_gib
 
-# What families call the number of positions they were trained for, the usual name first.
+# Names of the context length in the configs of different families, the usual name first.
 _LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelInfo:
-    """What is known of a model before its weights are read."""
+    """What is known about a model before its weights are read."""
 
-    path: str  # as the job names it
+    path: str  # model.path of the job file
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerFast
-    generation_config: dict[str, Any]  # what the checkpoint's generation_config.json sets, nothing else
+    generation_config: dict[str, Any]  # what generation_config.json sets, without transformers' defaults
     dtype: torch.dtype
-    eos_token_ids: frozenset[int]  # empty: the model has no end token
-    vocab_size: int  # of the logits
+    eos_token_ids: frozenset[int]  # empty if the model has no end token
+    vocab_size: int  # length of a row of logits
     unused_token_ids: np.ndarray  # int64, ascending: in the logits but not in the tokenizer, never to be sampled
     max_model_len: int  # tokens
     family: str  # transformers' model_type
-    weight_bytes: int  # of all parameters in `dtype`, tied ones once
+    weight_bytes: int  # of all parameters in `dtype`, tied ones counted once
 
 
 def inspect_model(spec: ModelSpec, device: torch.device) -> ModelInfo:
-    """Read config, tokenizer and generation config; no tensor (of a .gguf file, its header).
+    """Read config, tokenizer and generation config, but no tensor (of a .gguf file only the header).
 
-    Raises ModelError: not found, not readable, or refused (`support.py`).
+    Raises ModelError if a file is missing or cannot be read, or if the model is refused (`support.py`).
     """
     checkpoint = find_checkpoint(spec)
-    with parsed_once(checkpoint):
+    with cached_gguf_parsing(checkpoint):
         config = _config(checkpoint, spec)
         refuse_unsupported(config, spec.allow_untested)
         tokenizer = _tokenizer(checkpoint, spec)
     generation_config = _json_file(checkpoint, "generation_config.json")
     dtype = _dtype(checkpoint, spec, config, device)
-    # Both files count, as each may lack the end of a turn; the tokenizer only where neither has any.
-    ends = _ids(_end_in_config(checkpoint, config)) | _ids(generation_config.get("eos_token_id"))
+    # The ids of both files count, as either may lack the end-of-turn token; the tokenizer's only if neither has any.
+    eos_token_ids = _ids(_eos_in_config(checkpoint, config)) | _ids(generation_config.get("eos_token_id"))
     return ModelInfo(
         path=spec.path,
         config=config,
         tokenizer=tokenizer,
         generation_config=generation_config,
         dtype=dtype,
-        eos_token_ids=ends or _ids(tokenizer.eos_token_id),
+        eos_token_ids=eos_token_ids or _ids(tokenizer.eos_token_id),
         vocab_size=config.vocab_size,
         unused_token_ids=_unused_token_ids(config, tokenizer),
         max_model_len=_max_model_len(config),
@@ -89,24 +90,24 @@ def inspect_model(spec: ModelSpec, device: torch.device) -> ModelInfo:
 
 
 def build_meta_model(info: ModelInfo, attn_implementation: str) -> PreTrainedModel:
-    """The model without storage, on torch's meta device, to see its shapes. `info.config` stays as it is.
+    """Return the model on torch's meta device, without storage, to inspect its shapes; `info.config` is not changed.
 
-    In bfloat16 whatever the model's own type is: the grouped products of experts have no other on that device.
+    Its dtype is always bfloat16: the grouped matrix products of experts support no other on the meta device.
     """
     return _meta_model(info.config, torch.bfloat16, attn_implementation)
 
 
 def load_weights(info: ModelInfo, spec: ModelSpec, device: torch.device, attn_implementation: str) -> PreTrainedModel:
-    """The model on `device` in `info.dtype`, for inference only; .gguf weights are unpacked to plain ones.
+    """Return the model on `device` in `info.dtype`, for inference only; .gguf weights are dequantised.
 
-    Raises ModelError: files missing or damaged, or weights of the model that the checkpoint lacks.
+    Raises ModelError if files are missing or damaged, or if the checkpoint lacks weights of the model.
     """
     checkpoint = find_checkpoint(spec)
     options = checkpoint.options
     if checkpoint.gguf_file is not None:
         options["quantization_config"] = GgufConfig(dequantize=True)
-    with as_model_error(checkpoint, "weights"), _bars_only_on_a_terminal(), parsed_once(checkpoint):
-        # pairs the model with a report because of output_loading_info, which the annotation does not know
+    with as_model_error(checkpoint, "weights"), _loading_bars_on_terminal_only(), cached_gguf_parsing(checkpoint):
+        # With output_loading_info it returns the model and a report, unlike its annotation.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             checkpoint.location,
             config=info.config,
@@ -121,15 +122,15 @@ def load_weights(info: ModelInfo, spec: ModelSpec, device: torch.device, attn_im
 
 
 def check_weights_fit(info: ModelInfo, device: torch.device, fraction: float) -> None:
-    """CapacityError if the weights alone exceed `fraction` of the memory that is available on `device`."""
+    """Raise CapacityError if the weights alone exceed `fraction` of the memory that is available on `device`."""
     available = available_memory(device)
     if info.weight_bytes > fraction * available:
         dtype = str(info.dtype).removeprefix("torch.")
         raise CapacityError(
-            f"the model itself does not fit on {device}, before any KV block: the weights of {info.path} take "
-            f"{_gib(info.weight_bytes)} in {dtype}, and of the {_gib(available)} available only "
-            f"{_gib(fraction * available)} may be used (engine.memory_fraction: {fraction}). Choose a smaller model, a "
-            f"larger device, a smaller model.dtype, or raise engine.memory_fraction."
+            f"the model itself does not fit on {device}, even without KV blocks: the weights of {info.path} take "
+            f"{format_gib(info.weight_bytes)} in {dtype}, and of the {format_gib(available)} available only "
+            f"{format_gib(fraction * available)} may be used (engine.memory_fraction: {fraction}). Choose a smaller "
+            f"model, a larger device, a smaller model.dtype, or raise engine.memory_fraction."
         )
 
 
@@ -144,7 +145,7 @@ def _config(checkpoint: Checkpoint, spec: ModelSpec) -> PreTrainedConfig:
 
 
 def _register_own_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
-    """Make a class that only the checkpoint has known to transformers, so that what is inspected is what runs."""
+    """Register a model class that comes with the checkpoint, so that the class inspected is the one that runs."""
     reference = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
     if reference is not None and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         model_class = get_class_from_dynamic_module(reference, checkpoint.location, **checkpoint.options)
@@ -161,13 +162,13 @@ def _tokenizer(checkpoint: Checkpoint, spec: ModelSpec) -> PreTrainedTokenizerFa
             f"model.path {spec.path}: its tokenizer ({type(tokenizer).__name__}) is not a fast one; a tokenizer.json "
             "(of the tokenizers library) is needed"
         )
-    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # what transformers makes up without files
+    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # what transformers returns without files
         raise ModelError(f"model.path {spec.path} has no tokenizer files; a tokenizer.json is needed")
     return tokenizer
 
 
 def _json_file(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
-    """What a JSON file of the checkpoint sets; nothing if there is no such file, as beside a .gguf file."""
+    """Return the values of a JSON file of the checkpoint but for nulls; {} without the file, or for a .gguf file."""
     if checkpoint.gguf_file is not None:
         return {}
     with as_model_error(checkpoint, name):
@@ -194,15 +195,15 @@ def _torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
     return getattr(torch, dtype) if isinstance(dtype, str) else dtype
 
 
-def _end_in_config(checkpoint: Checkpoint, config: PreTrainedConfig) -> Any:
-    """The end token that the checkpoint states: where it states none, a config class fills in one of its own."""
+def _eos_in_config(checkpoint: Checkpoint, config: PreTrainedConfig) -> Any:
+    """Return the end tokens of config.json itself: where it has none, its config class fills in a default."""
     if checkpoint.gguf_file is not None:
         return config.eos_token_id
     return _json_file(checkpoint, "config.json").get("eos_token_id")
 
 
 def _ids(value: int | list[int] | None) -> frozenset[int]:
-    """The token ids of a setting that may be absent, one id, or several."""
+    """Return the token ids of a setting that is absent, one id or several ids."""
     if value is None:
         return frozenset()
     return frozenset([value] if isinstance(value, int) else value)
@@ -237,7 +238,7 @@ def _meta_model(config: PreTrainedConfig, dtype: torch.dtype, attn_implementatio
 
 
 def _refuse_incomplete(checkpoint: Checkpoint, missing: set[str]) -> None:
-    """transformers would go on with random values for them."""
+    """Refuse a checkpoint that lacks weights, which transformers would fill with random values."""
     if missing:
         raise ModelError(
             f"model.path {checkpoint.name}: its weights lack {len(missing)} tensors of the model, among them "
@@ -246,21 +247,17 @@ def _refuse_incomplete(checkpoint: Checkpoint, missing: set[str]) -> None:
 
 
 @contextmanager
-def _bars_only_on_a_terminal() -> Iterator[None]:
-    """Loading bars of transformers show on a terminal and leave no trace there; its warnings are not touched."""
-    quiet = {"disable": None, "leave": False}  # None: tqdm looks whether stderr is a terminal
+def _loading_bars_on_terminal_only() -> Iterator[None]:
+    """Show transformers' loading bars on a terminal only, and clear them at the end; its warnings are not affected."""
+    quiet = {"disable": None, "leave": False}  # None: tqdm shows a bar only if stderr is a terminal
 
     def hook(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return factory(*args, **{**kwargs, **quiet})
 
-    gguf_loader: Any = modeling_gguf_pytorch_utils  # its bar is not under transformers' own switch
+    gguf_loader: Any = modeling_gguf_pytorch_utils  # transformers' hook does not reach its bar
     previous = transformers_logging.set_tqdm_hook(hook)
     try:
         with patched(gguf_loader, "tqdm", partial(gguf_loader.tqdm, **quiet)):
             yield
     finally:
         transformers_logging.set_tqdm_hook(previous)
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"

@@ -1,7 +1,7 @@
-"""What a model's attention calls look like, found by running one token through it without its weights.
+"""The attention calls of a model, recorded while one token runs through it without weights.
 
 A forward on torch's meta device calls every attention module once with the shapes it will always have. That gives the
-KV cache's layout and shows, before any weight is read, what this engine could not run exactly.
+layout of the KV cache and shows, before any weight is read, what the engine cannot run exactly.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from batchgen.errors import ModelError
 from batchgen.models.attention import Attend, install, options_of
 
-# Keywords that carry what the backends already know, or nothing; anything else that is set changes the attention.
-_KNOWN = {
+# Arguments that backends support or that do not change the attention; any other one that is set may change it.
+_SUPPORTED_ARGUMENTS = {
     "scaling",
     "sliding_window",
     "softcap",
@@ -36,7 +36,7 @@ _KNOWN = {
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """One attention module as the KV cache sees it."""
+    """The shapes of one attention module."""
 
     module: str  # its name in the model
     num_heads: int
@@ -47,20 +47,20 @@ class AttentionLayer:
 
     @property
     def elements_per_token(self) -> int:
-        """KV elements a token stores in this layer."""
+        """Return the number of KV elements that a token stores in this layer."""
         return self.num_kv_heads * (self.key_head_size + self.value_head_size)
 
 
 def probe_attention(model: PreTrainedModel) -> list[AttentionLayer]:
-    """The attention layers of a meta-device model built with our attention, in the order they are called.
+    """Return the attention layers of a meta-device model built with our attention, in the order of their calls.
 
-    Raises ModelError by name when the model attends in a way that the contract does not know.
+    Raises ModelError if the model attends in a way that the contract does not support.
     """
     layers: list[AttentionLayer] = []
     names = {module: name for name, module in model.named_modules()}
 
     def record(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, keywords: dict[str, Any]) -> Tensor:
-        _refuse_unknown(model, names[module], keywords)
+        _refuse_arguments(model, names[module], keywords)
         window = options_of(module, keywords).sliding_window
         layers.append(
             AttentionLayer(names[module], query.shape[1], key.shape[1], key.shape[-1], value.shape[-1], window)
@@ -85,26 +85,30 @@ def probe_attention(model: PreTrainedModel) -> list[AttentionLayer]:
     return layers
 
 
-def _refuse_unknown(model: PreTrainedModel, module: str, keywords: dict[str, Any]) -> None:
-    unknown = sorted(key for key, value in keywords.items() if value is not None and key not in _KNOWN)
+def _refuse_arguments(model: PreTrainedModel, module: str, keywords: dict[str, Any]) -> None:
+    unknown = sorted(key for key, value in keywords.items() if value is not None and key not in _SUPPORTED_ARGUMENTS)
     if unknown:
-        raise ModelError(f"{_name(model)}: {module} attends with {', '.join(unknown)}, which batchgen does not compute")
+        raise ModelError(
+            f"{_name(model)}: {module} passes {', '.join(unknown)} to its attention, which batchgen does not support"
+        )
     if keywords.get("is_causal") is False:
         raise ModelError(f"{_name(model)}: {module} attends to later tokens; only causal models can be run")
 
 
 def _refuse_partial(model: PreTrainedModel, layers: list[AttentionLayer]) -> None:
-    """Every layer must keep its state in the KV cache, and a window of the config must reach the attention call."""
+    """Refuse layers with state outside the KV cache, and a window of the config that no attention call receives."""
     modules = {layer.module for layer in layers}
     expected = model.config.num_hidden_layers
     if len(modules) != len(layers) or len(layers) != expected:
         raise ModelError(
             f"{_name(model)}: {len(modules)} of {expected} layers go through the attention interface, "
-            f"in {len(layers)} calls; layers that keep another state (recurrent, hybrid) or attend twice cannot be run"
+            f"in {len(layers)} calls; layers with other state (recurrent, hybrid) or with several calls cannot be run"
         )
     types = getattr(model.config, "layer_types", None) or []
     if "sliding_attention" in types and all(layer.sliding_window is None for layer in layers):
-        raise ModelError(f"{_name(model)}: its sliding window lives only in the mask, which batchgen does not make")
+        raise ModelError(
+            f"{_name(model)}: its sliding window is applied only by the attention mask, which batchgen does not build"
+        )
 
 
 def _name(model: PreTrainedModel) -> str:

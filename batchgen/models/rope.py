@@ -1,8 +1,8 @@
-"""LongRoPE fixed for a whole job. Knows configs; knows no tensor.
+"""One LongRoPE scaling for a whole job. Knows configs; knows no tensor.
 
-A LongRoPE config (Ding et al., arXiv 2402.13753) holds one list of factors for contexts as long as those of the first
-training and one for longer ones. transformers chooses by the longest position of a forward: a row would depend on the
-rows beside it, and its cached keys on the step they were made in. Here the choice falls once, by the context limit.
+A LongRoPE config (Ding et al., arXiv 2402.13753) holds one list of factors for contexts up to the length of the
+original training and one for longer ones. transformers chooses by the longest position of a forward: a row would depend
+on its batch, and its cached keys on the step that computed them. Here the context limit of the job chooses once.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from transformers import PreTrainedConfig
 
 
 class FixedRope(NamedTuple):
-    """A config whose rotary positions depend on nothing but the position."""
+    """A config whose rotary embedding of a token depends on nothing but its position."""
 
     config: PreTrainedConfig
-    factors: str | None  # "short" | "long": which list a LongRoPE config was given for both; None: it is none
+    factors: str | None  # "short" | "long": the list that replaces both; None if the config has no LongRoPE
 
 
 def fix_longrope(config: PreTrainedConfig, max_model_len: int) -> FixedRope:
-    """The long factors where contexts may exceed the length of the first training, else the short ones.
+    """Return the config with the long factors if contexts may exceed the original training length, else the short ones.
 
-    `config` stays as it is; it is returned where it has no LongRoPE.
+    `config` is not changed; it is returned itself if it has no LongRoPE.
     """
     if not any(rope.get("rope_type") == "longrope" for rope in rope_settings(config)):
         return FixedRope(config, None)
@@ -38,7 +38,7 @@ def fix_longrope(config: PreTrainedConfig, max_model_len: int) -> FixedRope:
 
 
 def rope_settings(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
-    """The rotary settings of a config: one set, and one for each kind of layer where they differ."""
+    """Yield the rotary settings of a config: the shared ones, then those of each kind of layer, if they differ."""
     settings = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     yield settings
     yield from (value for value in settings.values() if isinstance(value, Mapping))  # type: ignore[misc]

@@ -1,7 +1,7 @@
 """Which models can be run exactly, judged from the config and the source of the model class before weights are read.
 
-Each refusal is a function from a `Candidate` to the reason, or None. They hold even with `model.allow_untested`. What
-only a forward can show (calls per layer, keywords of the attention call) is `probe.py`'s.
+Each check is a function from a `Candidate` to the reason for refusing it, or None; `model.allow_untested` does not skip
+them. `probe.py` checks what only a forward shows: calls per layer, arguments of the attention call.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ TESTED_FAMILIES = frozenset({
     "vaultgemma", "youtu",
 })  # fmt: skip
 
-_PLAIN_LAYERS = {"full_attention", "sliding_attention"}
-# Parts of a text decoder's config that are configs of their own, but not models.
-_SETTINGS = {"attn_config", "ffn_config"}
+_SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
+# Sub-configs of a text decoder that do not describe a second model.
+_SUB_CONFIGS = {"attn_config", "ffn_config"}
 _MODALITIES = ("vision_config", "audio_config", "image_config", "video_config", "speech_config")
 _ATTENTION_CALL = re.compile(r"\battention_interface\((.*?)\n\s+\)", re.DOTALL)
 
@@ -45,40 +45,40 @@ class Candidate:
     """A config and the model class that would be built from it."""
 
     config: PreTrainedConfig
-    model_class: type | None  # None: transformers has no causal language model of this kind
-    source: str  # of the modules of the class; empty without one
+    model_class: type | None  # None if transformers has no causal language model of this kind
+    source: str  # source code of the modules of the class; empty without a class
 
     def get(self, name: str) -> Any:
-        """A setting of the config, None if it has no such setting."""
+        """Return a setting of the config, or None if it has no such setting."""
         return getattr(self.config, name, None)
 
 
 def refuse_unsupported(config: PreTrainedConfig, allow_untested: bool) -> None:
-    """ModelError, naming the family and the reason, unless the model can be run exactly. Reads no weights.
+    """Raise ModelError, with the family and the reason, unless the model can be run exactly. Reads no weights.
 
     A family outside TESTED_FAMILIES passes only with `allow_untested`.
     """
     candidate = _candidate(config)
-    for refusal in REFUSALS:
-        reason = refusal(candidate)
+    for check in CHECKS:
+        reason = check(candidate)
         if reason is not None:
             raise ModelError(f"model family {config.model_type} cannot be run exactly, so it is refused: {reason}.")
     if config.model_type not in TESTED_FAMILIES and not allow_untested:
         raise ModelError(
-            f"model family {config.model_type} has no parity test in batchgen (docs/models.md lists those that have "
-            f"one{_alike(config.model_type)}). To run it all the same, set model.allow_untested: true."
+            f"model family {config.model_type} has no parity test in batchgen (docs/models.md lists the families that "
+            f"have one{_similar_families(config.model_type)}). To run it anyway, set model.allow_untested: true."
         )
 
 
-def _alike(family: str) -> str:
-    """The tested families with the most similar name."""
+def _similar_families(family: str) -> str:
+    """Return the tested families with the most similar names, as the rest of a sentence."""
     found = get_close_matches(family, TESTED_FAMILIES)
-    return f", {' and '.join(found)} among them" if found else ""
+    return f", such as {' and '.join(found)}" if found else ""
 
 
 def _candidate(config: PreTrainedConfig) -> Candidate:
     model_class = _model_class(config)
-    # The class itself and those it is made from; not the base of all models, which only passes the interface on.
+    # Of the class and its bases, but not the base of all models, which mentions the attention interface for all.
     modules = dict.fromkeys(base.__module__ for base in model_class.__mro__) if model_class else {}
     own = [name for name in modules if name.startswith(("transformers.models.", "transformers_modules."))]
     return Candidate(config, model_class, "".join(inspect.getsource(sys.modules[name]) for name in own))
@@ -91,81 +91,83 @@ def _model_class(config: PreTrainedConfig) -> type | None:
     return found[0] if isinstance(found, tuple) else found
 
 
-def _quantised(candidate: Candidate) -> str | None:
+def _quantised_weights(candidate: Candidate) -> str | None:
     settings = candidate.get("quantization_config") or candidate.get("compression_config")
     if not settings:
         return None
     method = settings.get("quant_method") if isinstance(settings, Mapping) else settings.quant_method
-    return f"its weights are quantised ({method}); only plain weights and .gguf files are read"
+    return f"its weights are quantised ({method}); only unquantised weights and .gguf files can be read"
 
 
 def _encoder_decoder(candidate: Candidate) -> str | None:
     return "it is an encoder-decoder model" if candidate.config.is_encoder_decoder else None
 
 
-def _made_of_several(candidate: Candidate) -> str | None:
-    parts = {name for name in candidate.config.sub_configs if name not in _SETTINGS}
+def _multimodal(candidate: Candidate) -> str | None:
+    parts = {name for name in candidate.config.sub_configs if name not in _SUB_CONFIGS}
     parts |= {name for name in _MODALITIES if candidate.get(name) is not None}
     if not parts:
         return None
-    return f"it takes more than text, or is made of several models ({', '.join(sorted(parts))})"
+    return f"it is multimodal or combines several models ({', '.join(sorted(parts))})"
 
 
 def _no_causal_class(candidate: Candidate) -> str | None:
-    return None if candidate.model_class else "transformers has no causal language model for it"
+    return None if candidate.model_class else "transformers has no causal language model class for it"
 
 
-def _looks_ahead(candidate: Candidate) -> str | None:
+def _bidirectional(candidate: Candidate) -> str | None:
     if candidate.get("use_bidirectional_attention") in (True, "all") or candidate.get("is_causal") is False:
-        return "its config asks for attention to later tokens"
-    chooses = "config.is_decoder" in candidate.source and "create_bidirectional_mask" in candidate.source
-    if chooses and not candidate.get("is_decoder"):
-        return "it is an encoder (is_decoder is not set), which attends to later tokens"
+        return "its config turns on attention to later tokens"
+    may_encode = "config.is_decoder" in candidate.source and "create_bidirectional_mask" in candidate.source
+    if may_encode and not candidate.get("is_decoder"):
+        return "it is an encoder (is_decoder is not set), whose tokens attend to later tokens"
     return None
 
 
-def _keeps_other_state(candidate: Candidate) -> str | None:
+def _state_outside_kv_cache(candidate: Candidate) -> str | None:
     stateful = getattr(candidate.model_class, "_is_stateful", False)
     if stateful or "create_recurrent_attention_mask" in candidate.source:
         return "it has recurrent, convolutional or hybrid layers, whose state is not in the KV cache"
-    odd = set(candidate.get("layer_types") or ()) - _PLAIN_LAYERS
-    return f"it has layers of another kind ({', '.join(sorted(odd))}) than full or sliding attention" if odd else None
+    unsupported = set(candidate.get("layer_types") or ()) - _SUPPORTED_LAYER_TYPES
+    if not unsupported:
+        return None
+    return f"it has {', '.join(sorted(unsupported))} layers; only full and sliding attention are supported"
 
 
-def _off_the_interface(candidate: Candidate) -> str | None:
+def _no_attention_interface(candidate: Candidate) -> str | None:
     if "ALL_ATTENTION_FUNCTIONS" in candidate.source:
         return None
-    return "its attention does not go through the attention interface of transformers, so its KV cannot be paged"
+    return "its attention does not use the attention interface of transformers, so its KV cache cannot be paged"
 
 
-def _window_only_in_the_mask(candidate: Candidate) -> str | None:
+def _window_only_in_mask(candidate: Candidate) -> str | None:
     if candidate.get("attention_chunk_size"):
-        return "its attention chunks live only in the mask, which is not made here"
-    windowed = candidate.get("sliding_window") or "sliding_attention" in (candidate.get("layer_types") or ())
-    passed = any("sliding_window=" in call for call in _ATTENTION_CALL.findall(candidate.source))
-    if windowed and not passed and "sliding_window" in candidate.source:
-        return "its sliding window lives only in the mask, which is not made here"
+        return "its attention chunks are applied only by the attention mask, which batchgen does not build"
+    has_window = candidate.get("sliding_window") or "sliding_attention" in (candidate.get("layer_types") or ())
+    is_passed = any("sliding_window=" in call for call in _ATTENTION_CALL.findall(candidate.source))
+    if has_window and not is_passed and "sliding_window" in candidate.source:
+        return "its sliding window is applied only by the attention mask, which batchgen does not build"
     return None
 
 
-def _rope_looks_at_the_batch(candidate: Candidate) -> str | None:
+def _batch_dependent_rope(candidate: Candidate) -> str | None:
     for rope in rope_settings(candidate.config):
         kind = rope.get("rope_type", rope.get("type"))
         if isinstance(kind, str) and "dynamic" in kind:
-            return f"its rotary embedding ({kind}) looks at the longest position of the batch"
-        if kind == "longrope" and "long_mscale" in candidate.source:  # else rope.py fixes it
-            return "its rotary embedding (longrope) is scaled by the longest position of the batch"
+            return f"its rotary embedding ({kind}) depends on the longest position in the batch"
+        if kind == "longrope" and "long_mscale" in candidate.source:  # otherwise rope.py chooses the factors once
+            return "its rotary embedding (longrope) is scaled by the longest position in the batch"
     return None
 
 
-REFUSALS: tuple[Callable[[Candidate], str | None], ...] = (
+CHECKS: tuple[Callable[[Candidate], str | None], ...] = (
     _encoder_decoder,
-    _made_of_several,
+    _multimodal,
     _no_causal_class,
-    _quantised,
-    _keeps_other_state,
-    _off_the_interface,
-    _looks_ahead,
-    _window_only_in_the_mask,
-    _rope_looks_at_the_batch,
+    _quantised_weights,
+    _state_outside_kv_cache,
+    _no_attention_interface,
+    _bidirectional,
+    _window_only_in_mask,
+    _batch_dependent_rope,
 )

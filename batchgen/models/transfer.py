@@ -1,7 +1,7 @@
-"""What a GPU is given to do later and a CPU does at once: copies both ways, and a forward that is recorded.
+"""Work that a GPU does asynchronously and a CPU at once: copies to and from the device, and recorded forwards.
 
-The only place of the loop with pinned memory, streams, events and CUDA graphs; everything else of it is the same on
-both. Knows tensors; knows neither models nor requests. The GPU's side has not run yet.
+The only module of the loop with pinned memory, streams, events and CUDA graphs; all others are the same on both. Knows
+tensors; knows neither models nor requests. Has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Array = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
 
 def to_device(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
-    """Arrays of 8-byte numbers as views of one tensor on the device: one copy, which a GPU makes when it comes to it.
+    """Return arrays of 8-byte numbers as views of one tensor on the device: one copy, asynchronous on a GPU.
 
-    The host's side is fresh every time: torch keeps pinned memory and gives it out again when its copy is done. Every
-    array begins on 16 bytes, for kernels are compiled anew for pointers that do not.
+    Every call allocates a host buffer: torch reuses pinned memory when its copy is done. Every array begins on 16
+    bytes, since Triton compiles a kernel again for pointers with another alignment.
     """
     ends = np.cumsum([array.size + array.size % 2 for array in arrays]).tolist()
     host = torch.zeros(ends[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -43,14 +43,14 @@ _DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.float64): torch.float64}
 
 @dataclass(frozen=True, slots=True)
 class HostCopies:
-    """Results on their way to the host. On a GPU they are copied beside what is computed after them."""
+    """Copies of results to the host. On a GPU they run beside the computation that is launched after them."""
 
-    stream: Any  # torch.cuda.Stream of the copies; None on a CPU
+    stream: Any  # the torch.cuda.Stream of the copies; None on a CPU
     event: Any
 
     @classmethod
     def begin(cls, device: torch.device) -> HostCopies:
-        """For results that have been launched so far."""
+        """Begin copies of results whose computation has been launched."""
         if device.type == "cpu":
             return cls(None, None)
         stream = _copy_stream(device)
@@ -58,7 +58,7 @@ class HostCopies:
         return cls(stream, torch.cuda.Event())  # type: ignore[no-untyped-call]
 
     def of(self, tensor: Tensor) -> Tensor:
-        """A copy on the host, to be read after `wait`."""
+        """Return a copy on the host, to be read after `wait`."""
         if self.stream is None:
             return tensor.clone()
         with torch.cuda.stream(self.stream):
@@ -68,7 +68,7 @@ class HostCopies:
         return host
 
     def wait(self) -> None:
-        """Until all copies are there; for nothing that was launched after `begin`."""
+        """Wait until all copies are done, but for nothing else that was launched after `begin`."""
         if self.event is not None:
             self.event.synchronize()
 
@@ -79,16 +79,16 @@ def _copy_stream(device: torch.device) -> Any:
 
 
 class Recorder:
-    """Records forwards that have run once. All recordings share one pool of memory, so none may be replayed while
-    another one's results are still needed."""
+    """Records forwards that have run once. All recordings share one memory pool, so none may be replayed while the
+    results of another are still needed."""
 
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def record(self, call: Callable[[], object]) -> Callable[[], object]:
-        """`call` again, over the same tensors: a CUDA graph of what it launches, or on a CPU itself.
+        """Return a function that repeats `call` over the same tensors: its CUDA graph, or on a CPU `call` itself.
 
-        Raises RuntimeError where it cannot be captured: it allocates what it should not, or waits for the device.
+        Raises RuntimeError if it cannot be captured, for example because it synchronises with the device.
         """
         if self._pool is None:
             return call

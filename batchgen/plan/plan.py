@@ -12,7 +12,7 @@ from batchgen.plan.limits import hit_ceiling, num_blocks_needed, tail_waste
 from batchgen.plan.order import Order, lexicographic_order, seen_lengths, visiting_order
 from batchgen.plan.token_store import Lengths, PackedTokens, Positions
 
-BLOCK_SIZES = (8, 16, 32, 64, 128)  # what other block sizes would give is known for these
+BLOCK_SIZES = (8, 16, 32, 64, 128)  # the sizes that a plan and a report compare; the report has a column for each
 
 
 @dataclass(frozen=True, slots=True, eq=False)

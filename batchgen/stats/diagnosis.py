@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from batchgen.plan.plan import BLOCK_SIZES
 from batchgen.stats.counters import ratio
 from batchgen.stats.format import count, percent
 
@@ -21,7 +22,7 @@ WORK_SHARE = 0.05  # of the computed tokens, those computed before: two runs of 
 HELD_BACK_SHARE = 0.10  # of the rows that could run at once: a step's time grows more slowly than its rows
 PADDING_SHARE = 0.20  # of the held slots: blocks of 16 stay below it as soon as a row has 32 tokens of its own
 
-_SMALLER_BLOCKS = (64, 32, 16, 8)  # the sizes that are advised, largest first: small blocks make long block tables
+_ADVISED_BLOCK_SIZES = BLOCK_SIZES[-2::-1]  # all but the largest, largest first: small blocks make long block tables
 NONE = "none: neither a small KV pool, nor padding, nor evicted prefixes cost this job enough to matter"
 _TITLES = {"pool": "KV pool too small", "padding": "padding", "retention": "prefixes not kept"}
 
@@ -91,7 +92,7 @@ def _more_blocks(report: RunReport) -> str:
 
 def _padding(report: RunReport) -> Iterator[Finding]:
     empty = report.internal_fragmentation or 0.0
-    smaller = [size for size in _SMALLER_BLOCKS if size < report.block_size]
+    smaller = [size for size in _ADVISED_BLOCK_SIZES if size < report.block_size]
     # `ceilings` cover the last session's rows, `hit_ceiling` the rows of all sessions.
     now = report.ceilings.get(report.block_size, report.hit_ceiling)
     gains = {size: report.ceilings.get(size, 0) - now for size in smaller}

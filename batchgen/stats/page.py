@@ -16,12 +16,13 @@ import jinja2
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchgen.plan.plan import BLOCK_SIZES
 from batchgen.stats import plots
 from batchgen.stats.artifact import RunArtifact
 from batchgen.stats.counters import ratio
 from batchgen.stats.diagnosis import NONE
 from batchgen.stats.format import count, duration, nonbreaking, percent, rate
-from batchgen.stats.report import CEILING_BLOCK_SIZES, RunReport
+from batchgen.stats.report import RunReport
 
 _MOST_GROUPS = 20
 
@@ -122,7 +123,7 @@ def _ceilings(report: RunReport) -> list[Bar]:
     """Return the prompt tokens that could be reused with other block sizes."""
     return [
         Bar(str(size), f"{report.ceilings[size]:,}", report.ceilings[size] / max(report.num_prompt_tokens, 1))
-        for size in CEILING_BLOCK_SIZES
+        for size in BLOCK_SIZES
         if size in report.ceilings
     ]
 

@@ -22,7 +22,6 @@ SCHEMA_VERSION = 1
 
 # The keys of a report's mappings. They are fixed, since each one is a column.
 SECONDS = (*get_args(Part), "prefill", "decode", "total")
-CEILING_BLOCK_SIZES = (8, 16, 32, 64, 128)
 ENVIRONMENT = ("batchgen", "torch", "transformers", "python", "device", "dtype")
 
 _TABLE_WIDTH = 120

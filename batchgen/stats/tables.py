@@ -12,10 +12,11 @@ from typing import Any, NamedTuple, get_type_hints
 
 import pyarrow as pa
 
+from batchgen.plan.plan import BLOCK_SIZES
 from batchgen.stats.counters import GroupStats, RowTime, StepLog, StepStats, ratio
 from batchgen.stats.diagnosis import Finding
 from batchgen.stats.prompt_tokens import PromptTokens
-from batchgen.stats.report import CEILING_BLOCK_SIZES, ENVIRONMENT, SECONDS, RunReport
+from batchgen.stats.report import ENVIRONMENT, SECONDS, RunReport
 
 _GROUPS_AT_ONCE = 10_000  # groups converted at a time: there may be millions, and rows as dictionaries are large
 
@@ -36,7 +37,7 @@ class _Flattened(NamedTuple):
 
 
 _FLATTENED = {
-    "ceilings": _Flattened("hit_ceiling", CEILING_BLOCK_SIZES, pa.int64()),
+    "ceilings": _Flattened("hit_ceiling", BLOCK_SIZES, pa.int64()),
     "seconds": _Flattened("seconds", SECONDS, pa.float64()),
     "environment": _Flattened("environment", ENVIRONMENT, pa.string()),
 }

@@ -1,7 +1,8 @@
-"""Attention over a paged KV pool, and token choice: one contract each, several backends. Imports nothing of `batchgen`.
+"""Attention over a paged KV pool, and sampling: one contract each, several backends. Imports nothing of `batchgen`.
 
-reference   plain torch, the truth
-cpu         torch operations that read a group's shared blocks once for all its rows
+ReferenceBackend   plain torch, against which the others are tested
+CpuBackend         numba kernels that read the shared blocks of a group once for all its rows
+TritonBackend      Triton kernels for a GPU, in `batchgen_kernels.triton`, since importing it imports triton
 """
 
 from __future__ import annotations

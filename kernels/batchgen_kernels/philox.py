@@ -1,16 +1,15 @@
-"""Philox 4x32-10, a counter-based random generator: the draw of (key, counter) needs no state and no order.
+"""Philox 4x32-10, a counter-based random generator: the draw of (key, counter) depends on no state and no order.
 
 Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011. Tested against the authors' known answers.
 
-Any other implementation of a draw must map it thus (words are 32 bits, word 0 the lowest):
+Every other implementation of a draw must use the same mapping (words have 32 bits, word 0 is the lowest):
 
-    key 0, 1              low and high word of the row's 64-bit draw key
-    counter 0, 1, 2, 3    token position (tokens the completion has before this one), sample index, 0, 0
+    key 0, 1              low and high word of the row's 64-bit rng_key
+    counter 0, 1, 2, 3    token position (number of tokens of the completion before this one), sample index, 0, 0
     result words r0, r1   the 53-bit integer b = (r0 << 21) ^ (r1 >> 11); r2 and r3 are not used
     uniform               b * 2**-53 in float64, in [0, 1)
 
-A token is the first one whose cumulative probability, in float64 and in the order of token ids, exceeds
-uniform * total (`sampling.py`).
+`contract.py` defines which token a draw samples.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
 
-Words = npt.NDArray[np.uint64]  # each a 32-bit word
+Words = npt.NDArray[np.uint64]  # 32-bit words
 
 
 def philox_4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, ...]:
-    """Four random 32-bit words for every (counter, key); all arrays of one shape."""
+    """Return four random 32-bit words for every (counter, key); all arrays have the same shape."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for round_ in range(_ROUNDS):
@@ -46,7 +45,7 @@ def philox_4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Wo
 def uniform(
     keys: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64], samples: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.float64]:
-    """One draw in [0, 1) with 53 random bits for every (64-bit key, token position, sample index)."""
+    """Return a draw in [0, 1) with 53 random bits for every (64-bit key, token position, sample index)."""
     zero = np.zeros_like(positions)
     high, low, _, _ = philox_4x32((positions & _LOW, samples, zero, zero), (keys & _LOW, keys >> _SHIFT))
     bits = (high << np.uint64(21)) ^ (low >> np.uint64(11))

@@ -1,6 +1,6 @@
-"""Attention in plain torch, row by row in float32: the truth that every other backend is tested against.
+"""Attention and sampling in plain torch, against which every other backend is tested.
 
-Token choice in plain torch: the truth that every other backend is tested against. Draws come from the host.
+Attention is computed row by row in float32; random draws are computed on the host.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor
 from batchgen_kernels.contract import AttentionOptions, AttentionStep, LayerCache, SampledTokens, SamplingRows, write_kv
 from batchgen_kernels.philox import uniform
 
-_MAX_SCORES = 1 << 24  # scores at a time, 64 MiB: a long prompt's square of scores is never whole in memory
+_MAX_SCORES = 1 << 24  # scores at a time, 64 MiB, so that the scores of a long prompt are never all in memory
 
 
 @dataclass(slots=True)
 class PreparedReference:
-    """The step itself."""
+    """A step that is not prepared any further."""
 
     step: AttentionStep
 
@@ -28,13 +28,13 @@ class PreparedReference:
 
 
 class ReferenceBackend:
-    """As simple as can be; reads every row's whole context and ignores groups."""
+    """The simplest implementation; reads every row's whole context and ignores groups."""
 
     def prepare(self, step: AttentionStep) -> PreparedReference:
         return PreparedReference(step)
 
     def prepare_for_replay(self, step: AttentionStep) -> PreparedReference:
-        """To be called again, not to be captured: what it computes depends on the host's lists."""
+        """Return the step, for calling `attend` again, not for CUDA graphs: the result depends on the host's lists."""
         return PreparedReference(step)
 
     def attend(
@@ -56,12 +56,12 @@ class ReferenceBackend:
         return torch.cat([*parts, padding]).to(query.dtype)
 
     def sample(self, logits: Tensor, rows: SamplingRows | None) -> SampledTokens:
-        """See `sampling.SamplingBackend`."""
+        """See `contract.SamplingBackend`."""
         return sample(logits, rows)
 
 
 def _attend_row(query: Tensor, cache: LayerCache, step: AttentionStep, row: int, options: AttentionOptions) -> Tensor:
-    """[q, num_heads, value_head_size] of one row's q queries."""
+    """Return the output [q, num_heads, value_head_size] of one row's q queries."""
     start, stop, length = step.query_starts[row], step.query_starts[row + 1], step.seq_lens[row]
     num_blocks = -(-length // step.block_size)
     blocks = step.block_tables[row, :num_blocks]
@@ -80,7 +80,7 @@ def _attend_row(query: Tensor, cache: LayerCache, step: AttentionStep, row: int,
 def _attend_queries(
     query: Tensor, positions: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
 ) -> Tensor:
-    """Queries [q, num_heads, head_size] at `positions` [q] of a row against all its keys and values."""
+    """Attend from queries [q, num_heads, head_size] at `positions` [q] of a row to all its keys and values."""
     scores = query.transpose(0, 1).float() @ keys.transpose(1, 2) * options.scale
     if options.soft_cap is not None:
         scores = options.soft_cap * torch.tanh(scores / options.soft_cap)
@@ -90,21 +90,21 @@ def _attend_queries(
         sinks = options.sinks.float()[:, None, None].expand(-1, len(query), 1)
         scores = torch.cat([scores, sinks], -1)
     weights = scores.softmax(-1)[..., : keys.shape[1]]
-    # A weight of 0 does not remove a value that is not finite: such values are taken out, and put back where seen.
+    # A weight of 0 does not cancel a non-finite value: set those to 0, and the outputs of queries that see one to NaN.
     is_finite = values.isfinite().all(-1).all(0)
     output = weights @ torch.where(is_finite[:, None], values, 0)
     return output.transpose(0, 1).masked_fill((is_visible & ~is_finite).any(-1)[:, None, None], torch.nan)
 
 
 def visible(positions: Tensor, length: int, sliding_window: int | None) -> Tensor:
-    """[q, length] bool: which of the first `length` tokens the queries at `positions` [q] see."""
+    """Return which of the first `length` tokens the queries at `positions` [q] see, [q, length] bool."""
     distance = positions[:, None] - torch.arange(length, device=positions.device)[None, :]
-    seen = distance >= 0
-    return seen if sliding_window is None else seen & (distance < sliding_window)
+    is_causal = distance >= 0
+    return is_causal if sliding_window is None else is_causal & (distance < sliding_window)
 
 
 def sample(logits: Tensor, rows: SamplingRows | None) -> SampledTokens:
-    """See `sampling.SamplingBackend`. As simple as can be: filters sort the whole vocabulary."""
+    """See `contract.SamplingBackend`. Filters sort the whole vocabulary."""
     values, tokens = logits.max(-1)
     best = values.float()
     if rows is not None:
@@ -113,32 +113,32 @@ def sample(logits: Tensor, rows: SamplingRows | None) -> SampledTokens:
 
 
 def _draw(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """[rows] token ids; `logits` [rows, vocab] float32 with the best at 0."""
+    """Return token ids [rows]; `logits` [rows, vocab] are float32, the best one 0."""
     weights = (logits / torch.where(rows.temperatures > 0, rows.temperatures, 1)[:, None]).exp()
     kept = weights >= rows.min_p[:, None]
     if rows.is_filtered:
-        kept &= weights >= _least_kept(weights, rows)
+        kept &= weights >= _min_kept_weights(weights, rows)
     cumulative = torch.where(kept, weights, 0).cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:].contiguous()
-    # A draw just below 1 must not round up to the total, where no token is.
+    # A draw just below 1 must not round up to the total, which no cumulative weight exceeds.
     target = torch.minimum(_draws(rows) * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, target, right=True)[:, 0]
 
 
 def _draws(rows: SamplingRows) -> Tensor:
-    """[rows, 1] float64."""
-    words = (column.cpu().numpy().view(np.uint64) for column in (rows.keys, rows.positions, rows.samples))
-    return torch.from_numpy(uniform(*words)).to(rows.keys.device)[:, None]
+    """Return the draw of each row, [rows, 1] float64."""
+    columns = (column.cpu().numpy().view(np.uint64) for column in (rows.keys, rows.positions, rows.samples))
+    return torch.from_numpy(uniform(*columns)).to(rows.keys.device)[:, None]
 
 
-def _least_kept(weights: Tensor, rows: SamplingRows) -> Tensor:
-    """[rows, 1]: the least weight that top_k and then top_p keep."""
+def _min_kept_weights(weights: Tensor, rows: SamplingRows) -> Tensor:
+    """Return the smallest weight that top_k and then top_p keep, [rows, 1]."""
     ordered = weights.sort(-1, descending=True).values
     ranks = torch.arange(weights.shape[-1], device=weights.device)
     in_top_k = (ranks < rows.top_k[:, None]) | (rows.top_k == 0)[:, None]
     best = torch.where(in_top_k, ordered, 0).double()
     top_p = rows.top_p[:, None]
-    before = best.cumsum(-1) - best  # of all better ones
+    before = best.cumsum(-1) - best  # the weight of all better tokens
     in_top_p = (before < top_p * best.sum(-1, keepdim=True)) | (top_p >= 1)
-    in_top_p[:, 0] = True  # the best stays, however small top_p is
+    in_top_p[:, 0] = True  # the best token is always kept
     return torch.where(in_top_k & in_top_p, ordered, torch.inf).amin(-1, keepdim=True)

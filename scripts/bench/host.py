@@ -51,7 +51,7 @@ class InputTimer(StandIn):
     def start(self, step: SchedulerOutput) -> CompletedStep:
         begin = time.thread_time()
         batch = make_batch(step, self._tables, _BLOCK_SIZE, _CPU)
-        self._backend.prepare(batch.attention).of(_HEADS_PER_KV_HEAD)
+        self._backend.prepare(batch.attention).tasks_for(_HEADS_PER_KV_HEAD)
         self.seconds = time.thread_time() - begin
         self.is_decode = not any(chunk.is_prefill for chunk in step.chunks)
         return super().start(step)

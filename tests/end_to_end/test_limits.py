@@ -173,4 +173,4 @@ def test_on_a_gpu_steps_are_measured_before_the_pool_is_sized(
     monkeypatch.setattr("batchgen.engine.build.peak_memory", peak_memory)
     result = run_tiny(prompts("a"), sampling=sampling)
     assert result.exit_code == 2
-    assert "beside it not one KV block does" in result.error
+    assert "not a single KV block fits beside it" in result.error

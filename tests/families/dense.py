@@ -18,7 +18,7 @@ from tests.families.family import (
     Settings,
     mixed,
     rotary,
-    stretched,
+    scaled_rope,
 )
 
 _WINDOW: Features = {"sliding window": UNLIMITED}
@@ -39,16 +39,16 @@ _ONE_ROPE: Settings = {"rope_parameters": {kind: {"rope_type": "default", "rope_
 DENSE: Mapping[str, Family] = {
     "llama": Family(
         "Llama",
-        {"attention_bias": True, "mlp_bias": True, **stretched("llama3", low_freq_factor=1.0, high_freq_factor=4.0)},
+        {"attention_bias": True, "mlp_bias": True, **scaled_rope("llama3", low_freq_factor=1.0, high_freq_factor=4.0)},
         {"llama3 RoPE": rotary(), "biases": {"attention_bias": False, "mlp_bias": False}}, seed=1,
     ),
     "mistral": Family("Mistral", SLIDING, _WINDOW, seed=1),
     "ministral": Family("Ministral", mixed(head_dim=24), ONE_WINDOW),
     "ministral3": Family(
         "Ministral 3",
-        {"head_dim": 24, **stretched("yarn", beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0,
+        {"head_dim": 24, **scaled_rope("yarn", beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0,
                                      llama_4_scaling_beta=0.5)},
-        {"query scale that grows with the position": stretched(
+        {"query scale that grows with the position": scaled_rope(
             "yarn", beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.0)},
     ),
     "qwen2": Family("Qwen2", mixed(use_sliding_window=True), ONE_WINDOW, ("query, key and value biases",)),
@@ -63,7 +63,7 @@ DENSE: Mapping[str, Family] = {
     ),
     "gemma3_text": Family(
         "Gemma 3 (text)", mixed(head_dim=16, query_pre_attn_scalar=6, rope_parameters=_TWO_ROPES, **_CAPS),
-        ONE_WINDOW | _QUERY_SCALE | {"another RoPE for each kind of layer": _ONE_ROPE,
+        ONE_WINDOW | _QUERY_SCALE | {"separate RoPE for each kind of layer": _ONE_ROPE,
                                       "logit soft cap": {"final_logit_softcapping": None}},
         ("query and key norms",), seed=2,
     ),
@@ -81,7 +81,7 @@ DENSE: Mapping[str, Family] = {
     "granite": Family("Granite", SCALES, SCALED, seed=2),
     "granite_swa": Family(
         "Granite (sliding window)", mixed(layer_rope_theta=[1e2, 1e4], **SCALES),
-        ONE_WINDOW | SCALED | {"another RoPE for each layer": {"layer_rope_theta": [1e4, 1e4]}}, ("attention sinks",),
+        ONE_WINDOW | SCALED | {"separate RoPE for each layer": {"layer_rope_theta": [1e4, 1e4]}}, ("attention sinks",),
     ),
     "hyperclovax": Family(
         "HyperCLOVA X", {"head_dim": 16, "use_post_norm": True, **SCALES}, SCALED, ("norms after each block",),
@@ -112,16 +112,16 @@ DENSE: Mapping[str, Family] = {
     ),
     "gpt2": Family(
         "GPT-2", {**_NO_DROPOUT, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": True},
-        {"attention scale of its own for each layer": {"scale_attn_by_inverse_layer_idx": False}},
+        {"separate attention scale for each layer": {"scale_attn_by_inverse_layer_idx": False}},
         ("learned positions", "tied embeddings"), std=0.5, seed=2,
     ),
     "gpt_bigcode": Family(
         "GPT-BigCode", {**_NO_DROPOUT, "multi_query": True, "tie_word_embeddings": True}, {},
         ("one KV head", "learned positions", "tied embeddings"), std=0.5,
     ),
-    "gptj": Family("GPT-J", {**_NO_DROPOUT, "rotary_dim": 8}, {"part of each head rotary": {"rotary_dim": 16}},
+    "gptj": Family("GPT-J", {**_NO_DROPOUT, "rotary_dim": 8}, {"partial rotary embedding": {"rotary_dim": 16}},
                    ("parallel residual",)),
-    "codegen": Family("CodeGen", {**_NO_DROPOUT, "rotary_dim": 8}, {"part of each head rotary": {"rotary_dim": 16}},
+    "codegen": Family("CodeGen", {**_NO_DROPOUT, "rotary_dim": 8}, {"partial rotary embedding": {"rotary_dim": 16}},
                       ("parallel residual", "fused query, key and value")),
     "opt": Family(
         "OPT", {"ffn_dim": 96, "word_embed_proj_dim": 32, "dropout": 0.0, "tie_word_embeddings": True}, {},
@@ -157,7 +157,7 @@ DENSE: Mapping[str, Family] = {
         "Seed-OSS", {"head_dim": 24, "attention_dropout": 0.0, "residual_dropout": 0.0, "attention_out_bias": True},
         {"biases": {"attention_bias": False, "attention_out_bias": False}},
     ),
-    "apertus": Family("Apertus", stretched("llama3", low_freq_factor=1.0, high_freq_factor=4.0),
+    "apertus": Family("Apertus", scaled_rope("llama3", low_freq_factor=1.0, high_freq_factor=4.0),
                       {"llama3 RoPE": rotary()}, ("query and key norms", "xIELU")),
     "helium": Family("Helium", {"head_dim": 16}, {}, ("interleaved rotary",)),
     "arcee": Family("Arcee", {"head_dim": 16, "attention_bias": True, "mlp_bias": True},
@@ -168,7 +168,7 @@ DENSE: Mapping[str, Family] = {
     "bitnet": Family("BitNet (unpacked weights)", {}, {}, ("norms inside each block", "squared ReLU")),
     "jais2": Family("Jais 2", {"head_dim": 16}, {"biases": {"attention_bias": False, "mlp_bias": False}},
                     ("squared ReLU",)),
-    "cwm": Family("CWM", mixed(head_dim=16, **stretched("llama3", low_freq_factor=1.0, high_freq_factor=4.0)),
+    "cwm": Family("CWM", mixed(head_dim=16, **scaled_rope("llama3", low_freq_factor=1.0, high_freq_factor=4.0)),
                   ONE_WINDOW | {"llama3 RoPE": rotary()}),
     "nanochat": Family(
         "nanochat", {"final_logit_softcapping": 4.0}, {"logit soft cap": {"final_logit_softcapping": None}},

@@ -1,4 +1,4 @@
-"""Families with experts: four of them, two used for each token."""
+"""Families with experts: four experts, two of them used for each token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.families.family import (
     Settings,
     mixed,
     rotary,
-    stretched,
+    scaled_rope,
 )
 
 _LOCAL: Settings = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -28,8 +28,8 @@ _ROUTED: Settings = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_inter
 _EXPERTS: Features = {"two experts a token": ONE_EXPERT}
 _ROUTED_SCALE: Features = {"expert scale": {"routed_scaling_factor": 1.0}}
 _GROUPS: Settings = {"n_group": 2, "topk_group": 1}
-_GROUPED: Features = {"experts in groups": {"n_group": 1, "topk_group": 1}}
-_YARN = stretched("yarn", beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0)
+_GROUPED: Features = {"grouped expert routing": {"n_group": 1, "topk_group": 1}}
+_YARN = scaled_rope("yarn", beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0)
 _DENSE_FIRST = "first layer dense"
 _SHARED = "shared expert"
 
@@ -107,7 +107,7 @@ EXPERTS: Mapping[str, Family] = {
     "granitemoe_swa": Family(
         "Granite-MoE (sliding window)",
         mixed(**_LOCAL, **SCALES, shared_intermediate_size=32, layer_rope_theta=[1e2, 1e4]),
-        _EXPERTS | ONE_WINDOW | SCALED | {"another RoPE for each layer": {"layer_rope_theta": [1e4, 1e4]}},
+        _EXPERTS | ONE_WINDOW | SCALED | {"separate RoPE for each layer": {"layer_rope_theta": [1e4, 1e4]}},
         ("attention sinks", _SHARED), seed=2,
     ),
     "phimoe": Family(

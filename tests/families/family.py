@@ -1,4 +1,4 @@
-"""What a family's tiny configuration is, and the pieces that many of them share."""
+"""The tiny configuration of a family, and settings that many families share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Settings = Mapping[str, Any]
-Features = dict[str, Settings]  # what is on, and the settings that turn it off
+Features = dict[str, Settings]  # feature -> the settings that turn it off
 
 WINDOW = 16  # tokens; shorter than most prompts
 LONG_WINDOW = 200  # tokens; longer than any row
@@ -15,32 +15,32 @@ LONG_WINDOW = 200  # tokens; longer than any row
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A tiny configuration with everything on that is special about the family.
+    """A tiny configuration with all special features of the family turned on.
 
-    A feature names what is on together with the settings that turn it off, so that a test can show that the outputs
-    depend on it. A trait can't be turned off and leave the same model (a shape, a tie), so it is words only.
+    A feature has the settings that turn it off, so that a test can show that the outputs depend on it. A trait cannot
+    be turned off without changing the weights (a shape, tied weights), so it only has a name.
     """
 
     title: str
     settings: Settings
     features: Features = field(default_factory=dict)
     traits: tuple[str, ...] = ()
-    std: float = 0.3  # of the random weights: wide, so that greedy outputs depend on far tokens
-    seed: int = 0  # of the random weights: such that no two best logits nearly tie
+    std: float = 0.3  # of the random weights: so large that greedy outputs depend on distant tokens
+    seed: int = 0  # of the random weights: such that the two best logits always differ clearly
 
 
 def mixed(**settings: Any) -> Settings:
-    """A sliding and a full layer."""
+    """Return settings of a sliding and a full layer."""
     return {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW, **settings}
 
 
 def rotary(part: float = 1.0, theta: float = 1e4) -> Settings:
-    """Plain rotary positions on `part` of each head."""
+    """Return settings of plain rotary embeddings on `part` of each head."""
     return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": part}}
 
 
-def stretched(rope_type: str, **settings: Any) -> Settings:
-    """Rotary positions stretched eight times from 32 tokens."""
+def scaled_rope(rope_type: str, **settings: Any) -> Settings:
+    """Return settings of rotary embeddings scaled by eight from 32 tokens."""
     fixed = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32}
     return {"rope_parameters": {**fixed, **settings}}
 
@@ -70,5 +70,5 @@ SCALED: Features = {
     "logit scale": {"logits_scaling": 1.0},
 }
 ONE_WINDOW: Features = {"sliding window on one of two layers": UNLIMITED}
-HALF_ROTARY: Features = {"part of each head rotary": rotary()}
+HALF_ROTARY: Features = {"partial rotary embedding": rotary()}
 LATENT_TRAIT = "latent attention, K and V heads of different sizes"

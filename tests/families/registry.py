@@ -1,7 +1,7 @@
-"""The families that are held to transformers' own `generate`, and how their models are made.
+"""The families whose outputs are compared with transformers' own `generate`, and how their models are built.
 
-docs/models.md and TESTED_FAMILIES are held to this registry. No model here has sensible weights; all of them look at
-their whole context.
+docs/models.md and TESTED_FAMILIES must agree with this registry. All models have random weights with which the outputs
+depend on the whole context.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _IDS: Settings = {"vocab_size": VOCAB_SIZE, "bos_token_id": 0, "eos_token_id": 1
 
 
 def tiny_config(model_type: str, overrides: Settings | None = None) -> PreTrainedConfig:
-    """The registered configuration, some of its settings changed."""
+    """Return the registered configuration with some of its settings changed."""
     sizes = _OLD_SIZES if model_type in _WITH_OLD_SIZES else _SIZES
     settings: dict[str, Any] = {**_IDS, **sizes, **FAMILIES[model_type].settings, **(overrides or {})}
     return AutoConfig.for_model(model_type, **settings)
 
 
 def tiny_family(model_type: str, overrides: Settings | None = None) -> PreTrainedModel:
-    """The registered model with random weights in float32; nothing is left at 0 or 1, no token ends its output.
+    """Return the registered model with random float32 weights, none of them at its default; no token ends its output.
 
-    Eager attention, since transformers' `sdpa` leaves soft caps and sinks out.
+    The attention is eager, since transformers' `sdpa` ignores soft caps and sinks.
     """
     family = FAMILIES[model_type]
     torch.manual_seed(family.seed)  # some families draw one-dimensional parameters too
@@ -62,7 +62,7 @@ def tiny_family(model_type: str, overrides: Settings | None = None) -> PreTraine
 
 
 def with_config(model: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel:
-    """The same weights under another config, as far as it has them."""
+    """Return a model of another config with the same weights, as far as it has them."""
     changed = _build(config)
     changed.load_state_dict(model.state_dict(), strict=False)
     changed.generation_config.eos_token_id = None
@@ -77,7 +77,7 @@ def _build(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def _is_available(model_type: str) -> bool:
-    """Whether the installed transformers knows the family, and its attention can be replaced there."""
+    """Return whether the installed transformers has the family, with an attention that can be replaced."""
     if model_type not in CONFIG_MAPPING:
         return False
     try:

@@ -1,6 +1,6 @@
-"""Every registered family equals plain `generate`, one row at a time, in float32, with all that is special about it on.
+"""Every registered family, with its special features on, equals `generate` of one row at a time in float32.
 
-The other tests here show that these can fail: the outputs depend on far tokens and on every feature that is named.
+The other tests here show that this test can fail: the outputs depend on distant tokens and on every named feature.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tests.tiny_models import VOCAB_SIZE
 BLOCK_SIZE = 8
 MAX_TOKENS = 12
 TOLERANCE = 5e-4  # of a logit
-SMALLEST_GAP = 2 * TOLERANCE  # between the two best logits, so that rounding decides no token
+SMALLEST_GAP = 2 * TOLERANCE  # between the two best logits, so that no token depends on rounding
 NUM_TOP = 20  # log-probabilities compared at each token
 
 
 def make_prompts() -> list[list[int]]:
-    """Lengths 1, 9, 23 and 50, and three more that share their first 20 tokens with the longest."""
+    """Return prompts of 1, 9, 23 and 50 tokens, and three that share their first 20 tokens with the longest."""
     generator = np.random.default_rng(0)
     prompts = [[first, *generator.integers(0, 256, length - 1).tolist()] for first, length in enumerate((1, 9, 23, 50))]
     return prompts + [prompts[-1][:20] + generator.integers(0, 256, extra).tolist() for extra in (0, 5, 19)]
@@ -41,7 +41,7 @@ PROMPTS = make_prompts()
 
 @pytest.fixture(autouse=True)
 def _one_thread(_repeatable: None) -> None:
-    """Two would mostly wait for each other over matrices this small."""
+    """Use one thread, since two would mostly wait for each other with matrices this small."""
     torch.set_num_threads(1)
 
 
@@ -53,7 +53,7 @@ class Generated(NamedTuple):
 
 
 def generate(model: PreTrainedModel, prompt: list[int], unused: Sequence[int] = (VOCAB_SIZE - 1,)) -> Generated:
-    """What transformers gives for this prompt alone. `unused`: ids that the tokenizer lacks."""
+    """Return what transformers generates for this prompt alone. `unused` are ids that the tokenizer lacks."""
     ids = torch.tensor([prompt])
     output = model.generate(  # type: ignore[operator]
         ids,
@@ -69,7 +69,7 @@ def generate(model: PreTrainedModel, prompt: list[int], unused: Sequence[int] = 
 
 @cache
 def expected(model_type: str) -> list[Generated]:
-    """What `generate` gives for each prompt alone."""
+    """Return what `generate` returns for each prompt alone."""
     model = tiny_family(model_type)
     return [generate(model, prompt) for prompt in PROMPTS]
 
@@ -86,9 +86,9 @@ def test_equals_generate(model_type: str, backend: str) -> None:
     assert [outputs[row] for row in range(len(PROMPTS))] == [row.token_ids for row in expected(model_type)]
     for request in requests:
         logprobs = expected(model_type)[request.row_index].logits.log_softmax(-1)
-        for token, theirs in zip(request.output_logprobs, logprobs, strict=True):
+        for token, expected_logprobs in zip(request.output_logprobs, logprobs, strict=True):
             ids, values = zip(*token.top, strict=True)
-            torch.testing.assert_close(torch.tensor(values), theirs[list(ids)], atol=TOLERANCE, rtol=0)
+            torch.testing.assert_close(torch.tensor(values), expected_logprobs[list(ids)], atol=TOLERANCE, rtol=0)
     assert engine.stats.prompt.hit > 0
 
 
@@ -101,7 +101,7 @@ def test_a_token_beyond_window_and_block_changes_the_output(model_type: str) -> 
 
 
 @pytest.mark.parametrize("model_type", AVAILABLE)
-def test_rows_differ_and_rounding_decides_no_token(model_type: str) -> None:
+def test_rows_differ_and_no_token_depends_on_rounding(model_type: str) -> None:
     rows = expected(model_type)
     assert len({tuple(row.token_ids) for row in rows}) == len(PROMPTS)
     best = torch.cat([row.logits for row in rows]).topk(2).values
@@ -130,7 +130,7 @@ def test_logits_depend_on_the_sinks(model_type: str) -> None:
 
 
 def largest_difference(model: PreTrainedModel, rows: list[Generated]) -> float:
-    """Between the logits of `model` and those of the rows, at the rows' own tokens."""
+    """Return the largest difference of the logits of `model` from those of the rows, given the rows' tokens."""
     found = 0.0
     for prompt, row in zip(PROMPTS, rows, strict=True):
         with torch.inference_mode():

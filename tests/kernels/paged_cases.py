@@ -1,4 +1,4 @@
-"""Random steps over a paged pool whose unwritten slots are poisoned, and the truth about them."""
+"""Random steps over a paged pool whose unwritten slots are NaN, and their expected outputs."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class Case:
     query: Tensor
     key: Tensor
     value: Tensor
-    cache: LayerCache  # what this step does not write and no row holds is NaN
+    cache: LayerCache  # NaN in all slots of no earlier token
     options: AttentionOptions
 
     def run(self, backend: AttentionBackend, prepared: Any = None) -> Tensor:
-        """The output; the pool is left as it was."""
+        """Return the output; the pool is not changed."""
         cache = LayerCache(self.cache.key.clone(), self.cache.value.clone())
         prepared = backend.prepare(self.step) if prepared is None else prepared
         return backend.attend(self.query, self.key, self.value, cache, prepared, self.options)
 
     @property
     def truth(self) -> Tensor:
-        """What the reference gives in float32."""
+        """Return the ground truth: the output of the reference in float32."""
         cache = LayerCache(self.cache.key.float(), self.cache.value.float())
         return replace(self.with_inputs(Tensor.float), cache=cache).run(ReferenceBackend())
 
     def with_inputs(self, change: Callable[[Tensor], Tensor]) -> Case:
-        """The same with query, key and value changed."""
+        """Return the case with query, key and value changed."""
         return replace(self, query=change(self.query), key=change(self.key), value=change(self.value))
 
 
@@ -56,14 +56,14 @@ def make_case(
     seed: int = 42,
     **options: Any,
 ) -> Case:
-    """`rows` are (queries, tokens before them); `heads` are query heads, KV heads, K and V head size."""
+    """Return a case of `rows` (queries, tokens before them) and `heads` (query heads, KV heads, K and V head size)."""
     generator = torch.Generator().manual_seed(seed)
     num_heads, num_kv_heads, key_size, value_size = heads
     lengths = [queries + before for queries, before in rows]
     tables = _block_tables(lengths, block_size, groups, generator)
     num_blocks = sum(-(-length // block_size) for length in lengths) + 3
-    at = [(r, before + q) for r, (queries, before) in enumerate(rows) for q in range(queries)]
-    slots = [int(tables[r, p // block_size]) * block_size + p % block_size for r, p in at]
+    tokens = [(r, before + q) for r, (queries, before) in enumerate(rows) for q in range(queries)]
+    slots = [int(tables[r, p // block_size]) * block_size + p % block_size for r, p in tokens]
     starts = [sum(queries for queries, _ in rows[:r]) for r in range(len(rows) + 1)]
 
     def random(*shape: int) -> Tensor:
@@ -86,7 +86,7 @@ def make_case(
 def _block_tables(
     lengths: Sequence[int], block_size: int, groups: Sequence[BlockGroup], generator: torch.Generator
 ) -> Tensor:
-    """Blocks all over the pool; rows of a group begin with the first one's."""
+    """Return tables of random blocks; the rows of a group begin with the same blocks."""
     counts = [-(-length // block_size) for length in lengths]
     pool = iter(torch.randperm(sum(counts) + 3, generator=generator).tolist())
     tables = torch.zeros(len(lengths), max(counts), dtype=torch.int64)
@@ -98,11 +98,11 @@ def _block_tables(
 
 
 def _poison(cache: LayerCache, tables: Tensor, lengths: Sequence[int], slots: Sequence[int], block_size: int) -> None:
-    """NaN in every slot that holds no token yet."""
+    """Write NaN to every slot without an earlier token."""
     is_free = torch.ones(len(cache.key), block_size, dtype=torch.bool)
     for row, length in enumerate(lengths):
-        at = torch.arange(length)
-        is_free[tables[row, at // block_size], at % block_size] = False
+        positions = torch.arange(length)
+        is_free[tables[row, positions // block_size], positions % block_size] = False
     is_free.view(-1)[torch.tensor(slots)] = True
     for pool in cache:
         pool.transpose(1, 2)[is_free] = torch.nan

@@ -1,4 +1,4 @@
-"""The CPU backend against the reference on random steps; unused slots are poisoned."""
+"""The CPU backend equals the reference on random steps; unused slots are NaN."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEADS = [(4, 2, 16), (8, 2, 64), (3, 3, 80), (2, 1, 96)]
 def make_step(
     rows: list[tuple[int, int]], block_size: int, groups: list[BlockGroup], generator: torch.Generator
 ) -> tuple[AttentionStep, int]:
-    """A step over randomly placed blocks; rows of a group share its blocks. Returns it and the size of the pool."""
+    """Return a step over random blocks, some of which the rows of a group share, and the number of blocks."""
     lengths = [queries + before for queries, before in rows]
     num_blocks = [-(-length // block_size) for length in lengths]
     pool = torch.randperm(sum(num_blocks) + 3, generator=generator)
@@ -45,7 +45,7 @@ def make_step(
 
 
 def run(backend: CpuBackend | ReferenceBackend, case: dict[str, object], poison: float) -> torch.Tensor:
-    """Attend over a pool whose unwritten slots hold `poison`."""
+    """Attend over a pool whose unwritten slots contain `poison`."""
     step, options = case["step"], case["options"]
     assert isinstance(step, AttentionStep)
     assert isinstance(options, AttentionOptions)
@@ -115,7 +115,7 @@ def test_groups_equal_reference(heads: tuple[int, int, int]) -> None:
     [{"sliding_window": 12}, {"soft_cap": 5.0}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}],
     ids=["window", "cap", "sinks"],
 )
-def test_special_layers_equal_reference(options: dict[str, Any]) -> None:
+def test_layers_computed_by_the_reference_equal_it(options: dict[str, Any]) -> None:
     case = make_case(ROWS["mixed"], (4, 2, 16), 16, **options)
     torch.testing.assert_close(run(CpuBackend(), case, torch.nan), run(ReferenceBackend(), case, torch.nan))
 

@@ -6,7 +6,7 @@ from batchgen_kernels.cpu.attention import attend_tasks
 from batchgen_kernels.cpu.compile import cache_folder
 
 
-def test_a_change_of_any_file_is_another_folder(tmp_path: Path) -> None:
+def test_a_change_of_any_file_changes_the_folder(tmp_path: Path) -> None:
     (tmp_path / "outer.py").write_text("a")
     (tmp_path / "inner.py").write_text("b")
     before = cache_folder(tmp_path, "")
@@ -16,9 +16,9 @@ def test_a_change_of_any_file_is_another_folder(tmp_path: Path) -> None:
     assert cache_folder(tmp_path, "") != before
 
 
-def test_the_users_own_folder_is_used(tmp_path: Path) -> None:
+def test_the_folder_of_the_user_is_used(tmp_path: Path) -> None:
     assert cache_folder(tmp_path, "/somewhere").parent == Path("/somewhere")
 
 
-def test_numba_keeps_the_kernels_there() -> None:
+def test_numba_caches_the_kernels_in_the_folder() -> None:
     assert Path(attend_tasks.stats.cache_path).parent.name.startswith("kernels-")

@@ -1,4 +1,4 @@
-"""Philox against the known answers of Random123 (kat_vectors, philox4x32 10)."""
+"""Philox gives the known answers of Random123 (kat_vectors, philox4x32 10)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_known_answers(counter: tuple[int, ...], key: tuple[int, ...], answer: t
     assert tuple(int(word[0]) for word in drawn) == answer
 
 
-def test_draws_are_uniform_and_depend_on_every_part() -> None:
+def test_draws_are_uniform_and_depend_on_key_position_and_sample() -> None:
     keys = np.full(20_000, 5, np.uint64)
     positions = np.arange(20_000, dtype=np.uint64)
     samples = np.zeros(20_000, np.uint64)
@@ -39,7 +39,7 @@ def test_draws_are_uniform_and_depend_on_every_part() -> None:
         assert abs(np.corrcoef(draws, other)[0, 1]) < 0.03
 
 
-def test_one_draw_does_not_depend_on_its_batch() -> None:
+def test_a_draw_does_not_depend_on_its_batch() -> None:
     keys, positions, samples = (np.array(values, np.uint64) for values in ([3, 9, 4], [0, 1, 2], [0, 0, 0]))
     alone = uniform(keys[1:2], positions[1:2], samples[1:2])
     assert uniform(keys, positions, samples)[1] == alone[0]

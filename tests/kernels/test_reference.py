@@ -1,4 +1,4 @@
-"""The reference against dense attention written out on the tokens in order: the paging itself is what is tested."""
+"""The reference equals dense attention over the same tokens, which tests block tables, slots and windows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from batchgen_kernels import AttentionOptions, AttentionStep, LayerCache, Refere
 
 
 def dense(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> torch.Tensor:
-    """The last queries of one row over all its tokens, one head at a time, one query at a time."""
+    """Attend from the last queries of one row to all its tokens, one head and one query at a time."""
     length, num_queries = len(keys), len(query)
     out = torch.empty(num_queries, query.shape[1], values.shape[-1])
     for q in range(num_queries):
@@ -41,7 +41,7 @@ def test_paged_row_equals_dense_attention(num_queries: int, window: int | None) 
     torch.testing.assert_close(out, dense(query, keys, values, window))
 
 
-def test_many_queries_are_taken_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_queries_are_computed_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(42)
     query, key, value = torch.randn(9, 4, 16), torch.randn(9, 2, 16), torch.randn(9, 2, 16)
     step = AttentionStep(torch.arange(9), torch.arange(3)[None], [0, 9], [9], [], 4)
@@ -57,7 +57,7 @@ def test_many_queries_are_taken_in_slices(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_copies_are_read_before_any_is_written() -> None:
-    """Blocks 0 and 1 change places, and 2 gets what 0 was."""
+    """Blocks 0 and 1 are swapped, and block 0 is copied to block 2."""
     key, value = torch.arange(4.0).view(4, 1, 1, 1), torch.arange(4.0, 8).view(4, 1, 1, 1)
     copy_blocks(LayerCache(key, value), torch.tensor([0, 1, 0]), torch.tensor([1, 0, 2]))
     assert key.flatten().tolist() == [1, 0, 0, 3]

@@ -1,4 +1,4 @@
-"""One set of buffers serves decode step after decode step, as a CUDA graph needs it."""
+"""One set of buffers serves all decode steps, as a CUDA graph requires."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = {
 
 
 def padded(case: Case) -> Case:
-    """The case with tokens behind its last row's: NaN, and without a slot."""
+    """Return the case with padding tokens behind those of its last row: NaN, and without a slot."""
     missing = NUM_TOKENS - len(case.query)
     step = replace(
         case.step,
@@ -40,7 +40,7 @@ def padded(case: Case) -> Case:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_step_is_computed_in_the_tensors_of_the_first(backend: str) -> None:
+def test_every_step_can_use_the_tensors_of_the_first(backend: str) -> None:
     attention = BACKENDS[backend]()
     first = padded(STEPS["one row"]).step
     prepared = attention.prepare_for_replay(first)
@@ -54,7 +54,7 @@ def test_every_step_is_computed_in_the_tensors_of_the_first(backend: str) -> Non
         torch.testing.assert_close(output[: len(case.query)], case.truth, atol=2e-6, rtol=1e-5)
 
 
-def test_triton_keeps_its_lists_where_they_are() -> None:
+def test_triton_keeps_the_addresses_of_its_lists() -> None:
     prepared = TritonBackend(-math.inf).prepare_for_replay(padded(STEPS["one row"]).step)
     seen = set()
     for case in STEPS.values():

@@ -1,4 +1,4 @@
-"""Token choice: the truth by hand on small rows, and the CPU's kernel against it wherever rows can be odd."""
+"""Sampling: known tokens of small rows, and the CPU kernel equals the reference on unusual rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BACKENDS = [ReferenceBackend(), CpuBackend()]
 def sampling_rows(
     num_rows: int, temperature: float = 1.0, *, top_p: float = 1.0, min_p: float = 0.0, top_k: int = 0
 ) -> SamplingRows:
-    """Rows that differ in their draws only."""
+    """Return rows that differ only in their draws."""
     keys = torch.arange(num_rows) * 0x1234567 - 5
     temperatures, top_ps, min_ps = (torch.full((num_rows,), value) for value in (temperature, top_p, min_p))
     positions, samples = torch.arange(num_rows) % 7, torch.arange(num_rows) % 3
@@ -51,19 +51,19 @@ def assert_as_reference(logits: Tensor, rows: SamplingRows | None) -> None:
         ({"top_p": 0.56}, {0, 4, 2}),
         ({"min_p": 0.5}, {0, 4, 2}),
         ({"min_p": 1.0}, {0}),
-        ({"top_k": 3, "top_p": 0.7}, {0, 4}),  # of the three's 0.75, 0.55 is 73 %
+        ({"top_k": 3, "top_p": 0.7}, {0, 4}),  # 0.55 is 73 % of the weight 0.75 of the three
         ({"top_k": 4, "min_p": 0.8}, {0, 4}),
     ],
     ids=str,
 )
-def test_what_is_kept(backend: SamplingBackend, filters: dict[str, float], kept: set[int]) -> None:
+def test_filters_keep_the_right_tokens(backend: SamplingBackend, filters: dict[str, float], kept: set[int]) -> None:
     rows = sampling_rows(600, **filters)  # type: ignore[arg-type]
     assert set(backend.sample(LOGITS.expand(600, -1), rows).tokens.tolist()) == kept
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("filters", [{"top_k": 2}, {"top_p": 0.4}, {"top_k": 2, "top_p": 0.99}], ids=str)
-def test_what_is_as_likely_as_the_last_one_stays(backend: SamplingBackend, filters: dict[str, float]) -> None:
+def test_tokens_as_likely_as_the_last_kept_one_are_kept(backend: SamplingBackend, filters: dict[str, float]) -> None:
     logits = torch.tensor([0.0, 2.0, 1.0, 1.0, -1.0, 1.0]).expand(600, -1)
     tokens = backend.sample(logits, sampling_rows(600, **filters)).tokens  # type: ignore[arg-type]
     assert set(tokens.tolist()) == ({1} if filters == {"top_p": 0.4} else {1, 2, 3, 5})
@@ -76,7 +76,7 @@ def test_what_is_as_likely_as_the_last_one_stays(backend: SamplingBackend, filte
     [{}, {"top_k": 1}, {"top_k": 40}, {"top_k": 900}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.5}, {"min_p": 0.1}],
     ids=str,
 )
-def test_kernel_draws_as_the_reference(vocab: int, dtype: torch.dtype, filters: dict[str, float]) -> None:
+def test_the_kernel_samples_like_the_reference(vocab: int, dtype: torch.dtype, filters: dict[str, float]) -> None:
     """bfloat16 logits have many ties."""
     torch.manual_seed(vocab)
     logits = (torch.randn(24, vocab) * 2).to(dtype)
@@ -85,14 +85,14 @@ def test_kernel_draws_as_the_reference(vocab: int, dtype: torch.dtype, filters: 
         assert_as_reference(logits, sampling_rows(24, temperature, **filters))  # type: ignore[arg-type]
 
 
-def test_kernel_draws_from_a_flat_row_as_the_reference() -> None:
+def test_the_kernel_samples_from_equal_logits_like_the_reference() -> None:
     for filters in ({"top_p": 0.9}, {"top_k": 700}, {"top_k": 700, "top_p": 0.3}):
         assert_as_reference(torch.zeros(8, 1000), sampling_rows(8, **filters))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("rows", [None, sampling_rows(6), sampling_rows(6, top_k=2, top_p=0.5)])
-def test_rows_without_a_greatest_finite_logit_take_token_0_and_say_so(
+def test_rows_whose_best_logit_is_not_finite_get_token_0_and_that_logit(
     backend: SamplingBackend, rows: SamplingRows | None
 ) -> None:
     logits = torch.full((6, 300), -torch.inf)
@@ -105,10 +105,10 @@ def test_rows_without_a_greatest_finite_logit_take_token_0_and_say_so(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_without_a_temperature_the_first_of_the_best(backend: SamplingBackend) -> None:
+def test_without_a_temperature_the_first_of_the_best_tokens_is_sampled(backend: SamplingBackend) -> None:
     logits = torch.zeros(4, 700)
     logits[0, [3, 600]] = 2.0
-    logits[1, 5:] = -0.0  # not less than 0
+    logits[1, 5:] = -0.0  # equal to 0
     logits[2] = -7.0
     logits[3, 699] = 1.0
     greedy = replace(sampling_rows(4), temperatures=torch.zeros(4))
@@ -116,7 +116,7 @@ def test_without_a_temperature_the_first_of_the_best(backend: SamplingBackend) -
         assert backend.sample(logits, rows).tokens.tolist() == [3, 0, 0, 699]
 
 
-def test_greedy_and_sampled_rows_do_not_disturb_each_other() -> None:
+def test_greedy_and_random_rows_do_not_affect_each_other() -> None:
     torch.manual_seed(0)
     logits, rows = torch.randn(10, 900), sampling_rows(10, top_p=0.8)
     rows.temperatures[::2] = 0
@@ -126,7 +126,7 @@ def test_greedy_and_sampled_rows_do_not_disturb_each_other() -> None:
 
 
 def test_a_token_depends_on_its_row_alone() -> None:
-    """Whatever the batch, the place in it, and the number of threads it was cut for."""
+    """Not on the batch, the row's index in it, or the number of threads."""
     torch.manual_seed(1)
     logits, rows = torch.randn(7, 3001), sampling_rows(7, 0.9, top_k=500, top_p=0.95)
     together = sample(logits, rows, 1).tokens.tolist()
@@ -135,13 +135,13 @@ def test_a_token_depends_on_its_row_alone() -> None:
     assert alone == together
 
 
-def test_a_draw_takes_the_first_token_whose_cumulative_weight_exceeds_it() -> None:
-    """Against sums in float64 over a whole row; a row of its own for every draw."""
+def test_a_draw_samples_the_first_token_whose_cumulative_weight_exceeds_it() -> None:
+    """Compares with float64 sums over a whole row, with a separate row for every draw."""
     torch.manual_seed(2)
     logits, rows = torch.randn(1, 2000).expand(500, -1), sampling_rows(500, 1.3)
     weights = ((logits[0] - logits[0].max()) / 1.3).exp()
     cumulative = weights.double().cumsum(-1)
     tokens = CpuBackend().sample(logits, rows).tokens
-    words = (column.numpy().view("uint64") for column in (rows.keys, rows.positions, rows.samples))
-    targets = torch.from_numpy(uniform(*words)) * cumulative[-1]
+    columns = (column.numpy().view("uint64") for column in (rows.keys, rows.positions, rows.samples))
+    targets = torch.from_numpy(uniform(*columns)) * cumulative[-1]
     assert tokens.tolist() == torch.searchsorted(cumulative, targets, right=True).tolist()

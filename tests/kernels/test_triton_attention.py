@@ -1,4 +1,4 @@
-"""The Triton backend in Triton's interpreter against the reference; unused slots are poisoned."""
+"""The Triton backend equals the reference in Triton's interpreter; unused slots are NaN."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = {
 }
 # query heads, KV heads, K and V head size
 HEADS = [(4, 2, 16, 16), (3, 1, 80, 80), (2, 2, 96, 96), (17, 1, 16, 16), (4, 1, 24, 16), (4, 2, 32, 64)]
-# two groups, one of them with a prefill row between its decodes, and rows of none
+# two groups, one of them with a prefill row between its decode rows, and rows without a group
 GROUPED_ROWS = [(1, 20), (1, 60), (1, 43), (9, 41), (1, 60), (2, 40), (1, 41), (1, 5)]
 GROUPS = [BlockGroup(1, 5, 5), BlockGroup(5, 7, 5)]
 
@@ -102,8 +102,8 @@ def test_a_token_that_is_not_finite_reaches_only_those_that_see_it(tensor: str, 
     torch.testing.assert_close(output, clean)
 
 
-def test_strided_inputs_are_taken_as_they_are() -> None:
-    """The model gives [heads, tokens, head size], transposed."""
+def test_strided_inputs_are_supported() -> None:
+    """The model passes [heads, tokens, head size], transposed."""
     check(make_case(ROWS["mixed"]).with_inputs(lambda tensor: tensor.transpose(0, 1).contiguous().transpose(0, 1)))
 
 

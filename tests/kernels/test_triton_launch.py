@@ -1,10 +1,10 @@
-"""The committed launch table covers what the backend may be asked for."""
+"""The committed launch table covers all architectures, dtypes and head sizes that the backend supports."""
 
 from __future__ import annotations
 
 import pytest
 
-from batchgen.models.attention import MAX_TRITON_HEAD_SIZE
+from batchgen.models.backends import MAX_TRITON_HEAD_SIZE
 from batchgen_kernels.triton.launch import LaunchKey, constants, launches
 
 
@@ -23,6 +23,6 @@ def test_a_tile_holds_all_heads_of_a_query() -> None:
         assert launch.block_m >= 71
 
 
-def test_an_arch_without_rows_takes_those_of_the_newest_older_one() -> None:
+def test_an_arch_without_rows_uses_those_of_the_newest_older_one() -> None:
     assert launches(LaunchKey("sm_89", 128, 4, "bfloat16", 16)) == launches(LaunchKey("sm_80", 128, 4, "bfloat16", 16))
     assert launches(LaunchKey("sm_90", 128, 4, "bfloat16", 16)) != launches(LaunchKey("sm_80", 128, 4, "bfloat16", 16))

@@ -1,4 +1,4 @@
-"""Token choice in Triton's interpreter against the reference; vocabularies end inside a tile and fill several."""
+"""Sampling in Triton's interpreter equals the reference; vocabularies end inside a tile and fill several."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS = 8
 
 
 def rows_of(**columns: Any) -> SamplingRows:
-    """`ROWS` rows; a column is one value or one a row."""
+    """Return `ROWS` rows; a column is one value, or one value a row."""
     given = {"temperatures": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0} | columns
     top_k = torch.as_tensor(given.pop("top_k")).expand(ROWS).contiguous()
     shares = {
@@ -42,21 +42,21 @@ FILTERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("filters", FILTERS)
 @pytest.mark.parametrize("vocab", [1, 37, 2100])
-def test_tokens_are_the_references(vocab: int, filters: str) -> None:
+def test_tokens_equal_those_of_the_reference(vocab: int, filters: str) -> None:
     torch.manual_seed(1)
     check(torch.randn(ROWS, vocab) * 3, rows_of(**FILTERS[filters]))
 
 
 @pytest.mark.parametrize("filters", FILTERS)
-def test_equal_logits_stay_together(filters: str) -> None:
+def test_equal_logits_are_kept_together(filters: str) -> None:
     torch.manual_seed(2)
     logits = torch.randint(-2, 3, (ROWS, 61)).float()
-    logits[:, ::5] *= -0.0  # both zeros are one logit
+    logits[:, ::5] *= -0.0  # 0 and -0 are equal
     check(logits, rows_of(**FILTERS[filters]))
 
 
 def test_what_filters_keep_does_not_depend_on_the_draw() -> None:
-    """Of logits 0 to 7 the four best; of these, of weights 1, 1/e, 1/e^2, 1/e^3, what reaches nine tenths: three."""
+    """The four best of logits 0 to 7 have weights 1, 1/e, 1/e^2 and 1/e^3, of which three reach nine tenths."""
     logits = torch.arange(8.0).expand(ROWS, -1).contiguous()
     seen: set[int] = set()
     for position in range(5):
@@ -66,14 +66,14 @@ def test_what_filters_keep_does_not_depend_on_the_draw() -> None:
     assert seen == {5, 6, 7}
 
 
-def test_tokens_of_no_probability_are_never_drawn() -> None:
+def test_tokens_without_probability_are_never_sampled() -> None:
     logits = torch.full((ROWS, 2500), -torch.inf)
     logits[:, 2200] = 1.0
     assert sample(logits, rows_of(top_k=3, top_p=0.5)).tokens.tolist() == [2200] * ROWS
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_rows_that_are_not_finite_have_no_token(bad: float) -> None:
+def test_rows_whose_best_logit_is_not_finite_get_token_0(bad: float) -> None:
     logits = torch.randn(ROWS, 40)
     logits[2] = bad
     logits[3, 7] = bad
@@ -81,6 +81,6 @@ def test_rows_that_are_not_finite_have_no_token(bad: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_rows_may_be_views_of_any_type(dtype: torch.dtype) -> None:
+def test_logits_may_be_views_of_any_dtype(dtype: torch.dtype) -> None:
     torch.manual_seed(3)
     check((torch.randn(ROWS, 90) * 2).to(dtype)[:, 8:57], rows_of(top_p=0.9))

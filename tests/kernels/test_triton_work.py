@@ -1,4 +1,4 @@
-"""A step as work items: which queries, which tokens, which part. Sizes to check by hand."""
+"""A step as work items: queries, tokens and part of each, in sizes that can be checked on paper."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from batchgen_kernels import AttentionStep, BlockGroup
 from batchgen_kernels.triton.work import ONLY_PART, Tiling, Work, decode_capacity, plan_work
 
-# Tiles of 2 decode queries, 4 shared ones and 4 prefill ones; pieces of at least 16 tokens.
+# Tiles of 2 decode queries, 4 shared ones and 4 prefill ones; ranges of at least 16 tokens.
 TILING = Tiling(
     decode_queries=2,
     shared_queries=4,
@@ -26,15 +26,15 @@ TILING = Tiling(
 
 
 def work_of(rows: list[tuple[int, int]], groups: tuple[BlockGroup, ...] = (), tiling: Tiling = TILING) -> Work:
-    """`rows` are (queries, tokens before them); blocks hold 8 tokens."""
+    """Return the work of `rows` (queries, tokens before them) in blocks of 8 tokens."""
     starts = [sum(queries for queries, _ in rows[:row]) for row in range(len(rows) + 1)]
     lens = [queries + before for queries, before in rows]
-    nothing = torch.empty(0, dtype=torch.int64)
-    return plan_work(AttentionStep(nothing, nothing, starts, lens, groups, 8), tiling)
+    empty = torch.empty(0, dtype=torch.int64)
+    return plan_work(AttentionStep(empty, empty, starts, lens, groups, 8), tiling)
 
 
 def fields(items: object) -> list[list[int]]:
-    """first query, queries, table row, low, high, part of each item."""
+    """Return first query, number of queries, table row, low, high and part of each item."""
     return items[:, :6].tolist()  # type: ignore[index, no-any-return]
 
 
@@ -66,7 +66,7 @@ def test_a_row_longer_than_its_share_is_split() -> None:
 GROUP = BlockGroup(1, 4, 2)
 
 
-def test_a_group_reads_its_blocks_once_and_its_rows_the_rest() -> None:
+def test_a_group_reads_its_blocks_once_and_each_row_the_rest() -> None:
     work = work_of([(1, 3), (1, 16), (1, 20), (1, 18)], (GROUP,), TILING._replace(min_saved_bytes=200))
     assert fields(work.shared) == [[1, 3, 1, 0, 16, 0]]
     assert fields(work.decode) == [
@@ -79,14 +79,14 @@ def test_a_group_reads_its_blocks_once_and_its_rows_the_rest() -> None:
     assert work.merged_tokens.tolist() == [1, 2, 3]
 
 
-def test_the_gate_compares_reads_saved_with_partials_and_launches() -> None:
+def test_sharing_must_save_more_than_its_partials_and_launches_cost() -> None:
     """Two of three reads of 16 tokens of 10 bytes are saved: 320; 3 queries write and read 2 parts of 1 byte: 12."""
     rows = [(1, 3), (1, 16), (1, 20), (1, 18)]
     for threshold, pays in ((307, True), (308, False), (math.inf, False), (-math.inf, True)):
         assert bool(len(work_of(rows, (GROUP,), TILING._replace(min_saved_bytes=threshold)).shared)) == pays
 
 
-def test_groups_that_pay_together_pay_the_launch_once() -> None:
+def test_groups_share_the_cost_of_one_launch() -> None:
     rows = [(1, 16)] * 4
     groups = (BlockGroup(0, 2, 2), BlockGroup(2, 4, 2))
     for threshold, num_shared in ((303, 2), (304, 0)):  # each saves 160 - 8
@@ -96,7 +96,7 @@ def test_groups_that_pay_together_pay_the_launch_once() -> None:
 def test_prefill_rows_of_a_group_read_their_whole_context() -> None:
     work = work_of([(1, 16), (1, 16), (3, 16), (1, 16)], (BlockGroup(0, 4, 2),))
     assert fields(work.prefill) == [[2, 3, 2, 0, 19, ONLY_PART]]
-    assert fields(work.shared) == [[0, 2, 0, 0, 16, 0]]  # the row behind the prefill shares with nobody
+    assert fields(work.shared) == [[0, 2, 0, 0, 16, 0]]  # the row behind the prefill row has no neighbour to share with
 
 
 @given(
@@ -108,7 +108,7 @@ def test_prefill_rows_of_a_group_read_their_whole_context() -> None:
 def test_a_decode_step_of_any_groups_fits_the_capacity_of_its_rows(
     groups: list[tuple[int, int]], own: int, num_items: int, min_split: int
 ) -> None:
-    """Groups of (rows, shared blocks), all of which share."""
+    """All groups of (rows, shared blocks) share."""
     rows = [(1, blocks * 8 + own) for count, blocks in groups for _ in range(count)]
     ends = list(accumulate(count for count, _ in groups))
     shared = [BlockGroup(end - count, end, blocks) for (count, blocks), end in zip(groups, ends, strict=True) if blocks]
@@ -117,4 +117,4 @@ def test_a_decode_step_of_any_groups_fits_the_capacity_of_its_rows(
         num_items=num_items, min_split=min_split, min_saved_bytes=-math.inf, max_parts=capacity.partials
     )
     size = work_of(rows, tuple(shared), tiling).size
-    assert all(need <= room for need, room in zip(size, capacity, strict=True))
+    assert all(used <= most for used, most in zip(size, capacity, strict=True))

@@ -4,7 +4,9 @@ import numba
 import pytest
 import torch
 
-from batchgen.models.backends import warm_up
+from batchgen.errors import ModelError
+from batchgen.models import backends
+from batchgen.models.backends import choose_backend, warm_up
 from batchgen.models.probe import AttentionLayer
 from batchgen_kernels import CpuBackend
 from batchgen_kernels.cpu import attention
@@ -12,6 +14,50 @@ from batchgen_kernels.cpu import attention
 
 def layer(head_size: int) -> AttentionLayer:
     return AttentionLayer("attention", 4, 2, head_size, head_size, None)
+
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("device", "installed", "head_size", "expected"),
+    [(CPU, True, 64, "cpu"), (GPU, True, 256, "triton"), (GPU, True, 257, "torch"), (GPU, False, 64, "torch")],
+    ids=["a CPU", "a GPU", "heads too large for Triton", "no Triton"],
+)
+def test_auto_takes_the_fastest_backend_that_runs_the_model(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, installed: bool, head_size: int, expected: str
+) -> None:
+    monkeypatch.setattr(backends, "has_triton", lambda: installed)
+    assert choose_backend("auto", device, torch.bfloat16, [layer(64), layer(head_size)]) == expected
+
+
+def test_the_reference_runs_everywhere() -> None:
+    for device in (CPU, GPU):
+        assert choose_backend("torch", device, torch.bfloat16, [layer(512)]) == "torch"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "interpreted", "head_size", "reason"),
+    [
+        ("cpu", GPU, False, 64, "cpu does not run on cuda:0; use auto or torch"),
+        ("triton", CPU, False, 64, "triton runs on a GPU; use auto or cpu here"),
+        ("triton", CPU, True, 64, "triton is computed wrongly in bfloat16"),
+        ("triton", GPU, False, 512, "triton supports head sizes up to 256, but this model's is 512; use auto or torch"),
+    ],
+)
+def test_a_backend_that_cannot_run_the_model_is_refused(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, device: torch.device, interpreted: bool, head_size: int, reason: str
+) -> None:
+    monkeypatch.setattr(backends, "is_triton_interpreted", lambda: interpreted)
+    monkeypatch.setattr(backends, "has_triton", lambda: True)
+    with pytest.raises(ModelError, match=f"^{reason}"):
+        choose_backend(wanted, device, torch.bfloat16, [layer(head_size)])
+
+
+def test_triton_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "has_triton", lambda: False)
+    with pytest.raises(ModelError, match=r"^triton needs the package triton"):
+        choose_backend("triton", GPU, torch.bfloat16, [layer(64)])
 
 
 def test_the_kernels_are_compiled_when_the_block_ends() -> None:
@@ -22,8 +68,8 @@ def test_the_kernels_are_compiled_when_the_block_ends() -> None:
     assert numba.get_num_threads() == num_threads
 
 
-@pytest.mark.parametrize("head_size", [8, 64])  # the reference's, the kernels'
-def test_no_page_is_left_behind(head_size: int) -> None:
+@pytest.mark.parametrize("head_size", [8, 64])  # computed by the reference, and by the kernels
+def test_warm_up_keeps_no_blocks(head_size: int) -> None:
     backend = CpuBackend()
     with warm_up(backend, layer(head_size), torch.float32):
         pass
@@ -31,7 +77,7 @@ def test_no_page_is_left_behind(head_size: int) -> None:
 
 
 @pytest.mark.parametrize("head_size", [8, 64])
-def test_torchs_default_type_may_be_any(head_size: int) -> None:
+def test_torchs_default_dtype_may_be_any(head_size: int) -> None:
     """transformers changes it for the whole process while it loads a model."""
     torch.set_default_dtype(torch.bfloat16)
     try:

@@ -27,9 +27,9 @@ def _refusal(path: str | Path, revision: str | None = None) -> str:
 
 
 def _explanation(cause: Exception, of: Checkpoint = HUB) -> str:
-    """What the user reads when transformers fails because of `cause`."""
+    """Return the message for the user when transformers fails because of `cause`."""
     with pytest.raises(ModelError) as refused, as_model_error(of, "config"):
-        raise OSError("words of the library\nand more of them") from cause
+        raise OSError("first line of the library\nsecond line") from cause
     assert str(refused.value).startswith(f"model.path {of.name}: its config cannot be loaded: ")
     return str(refused.value)
 
@@ -50,15 +50,15 @@ def test_a_gguf_file_is_a_name_in_its_folder(tmp_path: Path, monkeypatch: pytest
     assert (found.location, found.options) == (str(tmp_path), {"gguf_file": "Model.GGUF"})
 
 
-def test_a_path_that_is_not_there_is_no_hub_id() -> None:
+def test_a_missing_path_that_is_no_hub_id() -> None:
     assert "does not exist, and is not a hub id" in _refusal("./no/such/folder")
 
 
-def test_a_gguf_file_that_is_not_there() -> None:
+def test_a_missing_gguf_file() -> None:
     assert "does not exist" in _refusal("acme/model.gguf")
 
 
-def test_gguf_packages_are_asked_for_by_the_command_that_installs_them(
+def test_missing_gguf_packages_are_reported_with_the_command_that_installs_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "find_spec", lambda package: package if package == "gguf" else None)
@@ -91,27 +91,27 @@ def test_a_revision_of_a_local_folder_is_not_ignored(tmp_path: Path) -> None:
         (RevisionNotFoundError, "no such model.revision"),
     ],
 )
-def test_what_the_hub_refuses_is_said_in_words(cause: type[Exception], meaning: str) -> None:
+def test_errors_of_the_hub_are_explained(cause: type[Exception], meaning: str) -> None:
     assert meaning in _explanation(cause.__new__(cause))
 
 
-@pytest.mark.parametrize(("offline", "words"), [(True, "HF_HUB_OFFLINE is set"), (False, "the hub cannot be reached")])
-def test_a_model_that_is_not_cached_says_why_it_was_not_fetched(
-    monkeypatch: pytest.MonkeyPatch, offline: bool, words: str
+@pytest.mark.parametrize(("offline", "reason"), [(True, "HF_HUB_OFFLINE is set"), (False, "the hub cannot be reached")])
+def test_a_model_that_is_not_cached_names_the_reason_it_was_not_downloaded(
+    monkeypatch: pytest.MonkeyPatch, offline: bool, reason: str
 ) -> None:
     monkeypatch.setattr(checkpoint, "is_offline_mode", lambda: offline)
-    assert words in _explanation(LocalEntryNotFoundError("not cached"))
+    assert reason in _explanation(LocalEntryNotFoundError("not cached"))
 
 
-def test_of_anything_else_the_first_line_stays() -> None:
-    assert _explanation(ValueError("cause")).endswith(": words of the library")
+def test_of_any_other_error_the_first_line_is_shown() -> None:
+    assert _explanation(ValueError("cause")).endswith(": first line of the library")
 
 
-def test_a_damaged_gguf_file_is_called_one() -> None:
+def test_a_damaged_gguf_file_is_reported_as_damaged() -> None:
     gguf = Checkpoint("m.gguf", ".", is_local=True, gguf_file="m.gguf")
     assert "the .gguf file is damaged" in _explanation(ValueError("cause"), gguf)
 
 
-def test_an_error_of_ours_is_left_as_it_is() -> None:
+def test_a_model_error_is_not_changed() -> None:
     with pytest.raises(ModelError, match=r"^ours$"), as_model_error(HUB, "config"):
         raise ModelError("ours")

@@ -39,7 +39,7 @@ def test_cpu_is_the_cpu_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device("cpu") == CPU
 
 
-def test_cuda_on_a_cpu_build_says_what_torch_was_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_on_a_cpu_build_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _gpus(monkeypatch, 0)
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
@@ -47,21 +47,21 @@ def test_cuda_on_a_cpu_build_says_what_torch_was_built_for(monkeypatch: pytest.M
         choose_device("cuda")
 
 
-def test_cuda_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_without_a_usable_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _gpus(monkeypatch, 0)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     with pytest.raises(ModelError, match=r"built for CUDA or ROCm 13\.0, finds no usable GPU"):
         choose_device("cuda:1")
 
 
-def test_a_gpu_that_is_not_there_is_named_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_refused_with_the_range_of_those_present(monkeypatch: pytest.MonkeyPatch) -> None:
     _gpus(monkeypatch, 2)
     with pytest.raises(ModelError, match="cuda:2, but the GPUs here are 0 to 1"):
         choose_device("cuda:2")
 
 
 @pytest.mark.parametrize("capability", ["avx512_bf16", "amx_bf16", "bf16"])
-def test_bfloat16_of_a_cpu_is_any_of_three_instruction_sets(monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
+def test_each_of_three_instruction_sets_gives_a_cpu_bfloat16(monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, capability: True})
     assert has_bfloat16(CPU)
 
@@ -82,7 +82,7 @@ def _cgroup(folder: Path, limit: str, used: int, inactive: int) -> None:
     (folder / "memory.stat").write_text(f"anon 5\ninactive_file {inactive}\n")
 
 
-def test_cgroup_v2_leaves_limit_minus_use_with_inactive_files_as_free(tmp_path: Path) -> None:
+def test_cgroup_v2_counts_inactive_files_as_available(tmp_path: Path) -> None:
     _cgroup(tmp_path / "job", "1000", used=700, inactive=100)
     assert cgroup_memory("0::/job\n", tmp_path) == [400]
 
@@ -93,7 +93,7 @@ def test_a_parent_cgroup_binds_too(tmp_path: Path) -> None:
     assert cgroup_memory("0::/slice/job\n", tmp_path) == [900, 50]
 
 
-def test_a_cgroup_without_a_limit_counts_for_nothing(tmp_path: Path) -> None:
+def test_a_cgroup_without_a_limit_is_ignored(tmp_path: Path) -> None:
     _cgroup(tmp_path / "job", "max", used=700, inactive=100)
     assert cgroup_memory("0::/job\n", tmp_path) == []
 

@@ -1,4 +1,4 @@
-"""The rewritten layers against the stock ones, on one chunk of a prompt."""
+"""The fused layers give the logits of the stock ones, on one chunk of a prompt."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from batchgen.models.attention import IMPLEMENTATION, AttentionStep, StepAttention, install
+from batchgen.models.attention import IMPLEMENTATION, StepAttention, install
 from batchgen.models.fuse import FusedLayer, PackedLinear, fuse
 from batchgen.models.kv_cache import allocate
 from batchgen.models.probe import AttentionLayer
-from batchgen_kernels import CpuBackend
+from batchgen_kernels import AttentionStep, CpuBackend
 from tests.tiny_models import VOCAB_SIZE, context_model, tiny_gemma2, tiny_qwen3
 
 NUM_TOKENS, BLOCK_SIZE = 40, 16
@@ -30,7 +30,7 @@ SIZES: dict[str, Any] = {
 
 
 def qwen2() -> PreTrainedModel:
-    """Biases on q, k and v."""
+    """Return a model with biases on q, k and v."""
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(Qwen2Config(**SIZES))
     for name, parameter in model.named_parameters():
@@ -40,7 +40,7 @@ def qwen2() -> PreTrainedModel:
 
 
 def mistral() -> PreTrainedModel:
-    """A window shorter than the prompt."""
+    """Return a model with a window shorter than the prompt."""
     torch.manual_seed(0)
     return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=12))
 
@@ -62,7 +62,7 @@ def logits(
     prompt: int = 0,
     keep: int | torch.Tensor = 0,
 ) -> torch.Tensor:
-    """[NUM_TOKENS or those kept, vocab] of one random prompt through the paged attention."""
+    """Return the logits [NUM_TOKENS or those kept, vocab] of one random prompt, computed with paged attention."""
     model = deepcopy(model).to(dtype)  # type: ignore[arg-type]
     model.set_attn_implementation(IMPLEMENTATION)
     modules = [module for name, module in model.named_modules() if name.endswith("self_attn")]
@@ -93,7 +93,7 @@ def test_float32_logits_are_those_of_the_stock_model(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kept", [[39], [7, 3, 39], []], ids=["last", "some", "none"])
-def test_the_last_layer_ends_with_the_tokens_that_are_asked_for(family: str, kept: list[int]) -> None:
+def test_the_last_layer_returns_the_tokens_whose_logits_are_asked_for(family: str, kept: list[int]) -> None:
     model = FAMILIES[family]()
     tokens = torch.tensor(kept, dtype=torch.int64)
     torch.testing.assert_close(
@@ -106,7 +106,7 @@ def test_bfloat16_logits_are_as_close_to_float32_as_the_stock_models(family: str
     model = FAMILIES[family]()
 
     def error(fused: bool) -> float:
-        """Over enough prompts that chance does not decide."""
+        """Return the mean error over enough prompts to average out noise."""
         errors = [
             (logits(model, fused=fused, dtype=torch.bfloat16, prompt=n) - logits(model, fused=False, prompt=n)).abs()
             for n in range(12)
@@ -117,21 +117,21 @@ def test_bfloat16_logits_are_as_close_to_float32_as_the_stock_models(family: str
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_layer_of_a_known_family_is_rewritten(family: str) -> None:
+def test_every_layer_of_a_supported_family_is_fused(family: str) -> None:
     model = FAMILIES[family]()
     fuse(model)
     assert [type(layer) for layer in model.model.layers] == [FusedLayer] * 2
     assert type(model.lm_head) is PackedLinear
 
 
-def test_layers_of_another_family_stay() -> None:
+def test_layers_of_another_family_are_not_fused() -> None:
     model = tiny_gemma2()
     before = [type(module) for module in model.model.layers.modules()]
     fuse(model)
     assert [type(module) for module in model.model.layers.modules()] == before
 
 
-def test_another_activation_stays() -> None:
+def test_layers_with_another_activation_are_not_fused() -> None:
     model = context_model()
     model.config.hidden_act = "gelu"
     fuse(model)

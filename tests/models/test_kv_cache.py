@@ -30,7 +30,7 @@ def test_bytes_of_a_block() -> None:
     assert block_bytes(LAYERS, 16, torch.float32) == 2 * BLOCK_BYTES
 
 
-def test_a_small_job_gets_what_it_can_use() -> None:
+def test_a_small_job_gets_all_blocks_it_can_use() -> None:
     assert pool().num_blocks == 10
     assert pool().block_bytes == BLOCK_BYTES
 
@@ -39,18 +39,18 @@ def test_a_large_job_gets_its_share_of_the_memory() -> None:
     assert (pool(num_blocks_needed=1000).num_blocks, pool(num_blocks_needed=1000).reason) == (50, "memory")
 
 
-def test_a_number_from_the_job_file_is_taken_where_it_fits() -> None:
+def test_num_blocks_of_the_job_file_is_used_if_it_fits() -> None:
     assert pool(num_blocks=7).num_blocks == 7
     with pytest.raises(CapacityError, match=r"engine\.num_blocks: 51 KV blocks .*\(50 blocks\)"):
         pool(num_blocks=51)
 
 
-def test_no_room_beside_the_model_is_said_to_be_that() -> None:
-    with pytest.raises(CapacityError, match="the model fits, but beside it not one KV block does"):
+def test_no_memory_beside_the_model_is_refused() -> None:
+    with pytest.raises(CapacityError, match="the model fits, but not a single KV block fits beside it"):
         pool(available_bytes=BLOCK_BYTES)
 
 
-def test_tensors_have_the_shape_of_the_contract() -> None:
+def test_tensors_have_the_shapes_of_the_contract() -> None:
     layers = [AttentionLayer("a", 4, 2, 8, 6, None), AttentionLayer("b", 4, 1, 8, 8, None)]
     caches = allocate(layers, 3, 16, torch.float32, torch.device("cpu"))
     assert [tuple(tensor.shape) for tensor in caches[0]] == [(3, 2, 16, 8), (3, 2, 16, 6)]
@@ -58,5 +58,5 @@ def test_tensors_have_the_shape_of_the_contract() -> None:
 
 
 def test_a_step_needs_room_for_its_logits_and_activations() -> None:
-    # 2 rows of 100 logits: 2 bytes and five times 4; 10 tokens of 8: 32 times 2 bytes
+    # 2 rows of 100 logits of 2 + 5 * 4 bytes each; 10 tokens of 32 * 8 activations of 2 bytes
     assert step_bytes(8, 100, 2, 10, torch.bfloat16) == 2 * 100 * 22 + 10 * 8 * 64

@@ -29,12 +29,12 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A tiny Llama (end token 258), ready to be damaged."""
+    """Return a folder with a tiny Llama (end token 258), for tests to damage."""
     return save_model(tmp_path / "llama", context_model(), byte_tokenizer())
 
 
 def _edit(file: Path, **changes: Any) -> None:
-    """Set keys of a JSON file; None removes one."""
+    """Set keys of a JSON file; None removes a key."""
     values = {**json.loads(file.read_text()), **changes}
     file.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
 
@@ -53,14 +53,14 @@ def test_end_tokens_of_both_files_count(folder: Path) -> None:
     assert _inspect(folder).eos_token_ids == {256, 258, 260}
 
 
-def test_an_end_token_list_in_the_config_counts_whole(folder: Path) -> None:
+def test_all_end_tokens_of_the_config_count(folder: Path) -> None:
     _edit(folder / "config.json", eos_token_id=[258, 259])
     _edit(folder / "generation_config.json", eos_token_id=None)
     assert _inspect(folder).eos_token_ids == {258, 259}
 
 
 def test_the_tokenizers_end_token_counts_only_where_the_files_have_none(folder: Path) -> None:
-    """Not the 2 that LlamaConfig fills in either."""
+    """The default of LlamaConfig, 2, does not count either."""
     _edit(folder / "config.json", eos_token_id=None)
     _edit(folder / "generation_config.json", eos_token_id=260)
     assert _inspect(folder).eos_token_ids == {260}
@@ -68,12 +68,12 @@ def test_the_tokenizers_end_token_counts_only_where_the_files_have_none(folder: 
     assert _inspect(folder).eos_token_ids == {258}
 
 
-def test_ids_that_the_tokenizer_lacks_are_unused(folder: Path) -> None:
+def test_ids_that_are_not_in_the_tokenizer_are_unused(folder: Path) -> None:
     info = _inspect(folder)
     assert (info.vocab_size, info.unused_token_ids.tolist()) == (264, [261, 262, 263])
 
 
-def test_the_generation_config_holds_what_the_file_sets_and_no_default(folder: Path) -> None:
+def test_the_generation_config_holds_the_values_of_the_file_and_no_defaults(folder: Path) -> None:
     (folder / "generation_config.json").write_text('{"temperature": 1.0, "do_sample": true, "top_k": null}')
     assert _inspect(folder).generation_config == {"temperature": 1.0, "do_sample": True}
 
@@ -95,17 +95,17 @@ def test_dtype_auto_is_the_checkpoints_own(tmp_path: Path) -> None:
     assert _load(tmp_path).dtype == torch.bfloat16
 
 
-def test_dtype_auto_of_a_config_that_says_nothing_is_float32(folder: Path) -> None:
+def test_dtype_auto_of_a_config_without_dtype_is_float32(folder: Path) -> None:
     _edit(folder / "config.json", dtype=None)
     assert _inspect(folder).dtype == torch.float32
 
 
-def test_a_dtype_that_the_job_names_wins(folder: Path) -> None:
+def test_the_dtype_of_the_job_file_wins(folder: Path) -> None:
     assert _load(folder, dtype="bfloat16").dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("make", [context_model, tiny_qwen3, tiny_gemma2, tiny_gpt2])
-def test_weights_arrive_as_they_were_saved_and_take_the_bytes_foretold(tmp_path: Path, make: Any) -> None:
+def test_weights_are_loaded_unchanged_and_take_the_predicted_bytes(tmp_path: Path, make: Any) -> None:
     saved = make()
     save_model(tmp_path, saved, byte_tokenizer())
     loaded = _load(tmp_path)
@@ -115,7 +115,7 @@ def test_weights_arrive_as_they_were_saved_and_take_the_bytes_foretold(tmp_path:
     assert _inspect(tmp_path).weight_bytes == sum(tensor.nbytes for tensor in saved.parameters())
 
 
-def test_a_loaded_model_is_for_inference_with_the_attention_asked_for(folder: Path) -> None:
+def test_a_loaded_model_is_for_inference_and_has_the_attention_asked_for(folder: Path) -> None:
     model = _load(folder)
     assert not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
@@ -128,7 +128,7 @@ def test_loading_prints_nothing_off_a_terminal(folder: Path, capfd: pytest.Captu
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_meta_model_has_no_storage_and_leaves_the_config_alone(folder: Path) -> None:
+def test_a_meta_model_has_no_storage_and_does_not_change_the_config(folder: Path) -> None:
     info = _inspect(folder, dtype="bfloat16")
     model = build_meta_model(info, "eager")
     assert {(parameter.device.type, parameter.dtype) for parameter in model.parameters()} == {("meta", torch.bfloat16)}
@@ -136,20 +136,20 @@ def test_a_meta_model_has_no_storage_and_leaves_the_config_alone(folder: Path) -
     assert info.config._attn_implementation != "eager"
 
 
-def test_the_context_length_has_other_names_in_other_families(tmp_path: Path) -> None:
+def test_the_context_length_is_found_under_the_names_of_other_families(tmp_path: Path) -> None:
     save_model(tmp_path, tiny_gpt2(), byte_tokenizer())
     assert "max_position_embeddings" not in json.loads((tmp_path / "config.json").read_text())
     assert _inspect(tmp_path).max_model_len == 512
 
 
-def test_a_model_that_cannot_be_run_is_refused_without_its_tokenizer(folder: Path) -> None:
+def test_an_unsupported_model_is_refused_before_its_tokenizer_is_read(folder: Path) -> None:
     _edit(folder / "config.json", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match="dynamic"):
         _inspect(folder)
 
 
-def test_weights_that_lack_a_tensor_are_refused_by_its_name(folder: Path) -> None:
+def test_weights_without_one_tensor_are_refused_by_its_name(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.norm.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -163,7 +163,7 @@ def test_damaged_weights_are_refused(folder: Path) -> None:
         _load(folder)
 
 
-def test_weights_that_are_not_there_are_refused_only_when_loaded(folder: Path) -> None:
+def test_missing_weights_are_refused_only_when_loaded(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     _inspect(folder)
     with pytest.raises(ModelError, match="its weights cannot be loaded"):
@@ -182,7 +182,7 @@ def test_a_hub_id_that_is_not_cached_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_tokenizer_files_is_refused(tmp_path: Path) -> None:
-    """transformers makes up a GPT-2 tokenizer of one token for it."""
+    """transformers returns a GPT-2 tokenizer of one token for it."""
     tiny_gpt2().save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="no tokenizer files"):
         _inspect(tmp_path)
@@ -224,7 +224,7 @@ def test_code_of_the_checkpoint_runs_only_when_trusted(
     assert type(_load(folder, trust_remote_code=True, allow_untested=True)).__name__ == "OwnModel"
 
 
-def test_a_config_that_transformers_knows_does_not_smuggle_code_in(folder: Path, tmp_path: Path) -> None:
+def test_untrusted_code_does_not_run_for_a_config_of_transformers(folder: Path, tmp_path: Path) -> None:
     code = f"open({str(tmp_path / 'ran')!r}, 'w').close()"
     _with_own_code(folder, "vit", {"AutoModelForCausalLM": "own_code.OwnModel"}, code)
     with pytest.raises(ModelError, match="no causal language model"):
@@ -244,13 +244,11 @@ def test_weights_up_to_the_fraction_fit(folder: Path, monkeypatch: pytest.Monkey
     check_weights_fit(_with_weights(folder, 9 * GIB), CPU, 0.9)
 
 
-def test_weights_above_the_fraction_are_refused_as_the_models_fault(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_above_the_fraction_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "available_memory", lambda device: 10 * GIB)
     with pytest.raises(CapacityError) as refused:
         check_weights_fit(_with_weights(folder, 9 * GIB + 1), CPU, 0.9)
     message = str(refused.value)
-    assert "the model itself does not fit on cpu, before any KV block" in message
+    assert "the model itself does not fit on cpu, even without KV blocks" in message
     assert "acme/model take 9.00 GiB in float32" in message
     assert "of the 10.00 GiB available only 9.00 GiB" in message

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def _interleave(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """The order in which a .gguf file keeps the rows of Llama's query and key weights."""
+    """Return a query or key weight with its rows in the order of a .gguf file."""
     rows, columns = weight.shape
     return weight.view(heads, 2, rows // heads // 2, columns).transpose(1, 2).reshape(rows, columns)
 
@@ -34,7 +34,7 @@ INNER = {
 
 
 def _write_gguf(file: Path, model: PreTrainedModel) -> None:
-    """A .gguf file in float32 of a `context_model` and the byte tokenizer."""
+    """Write a `context_model` and the byte tokenizer to a .gguf file in float32."""
     gguf = pytest.importorskip("gguf")
     config, weights = model.config, model.state_dict()
     writer = gguf.GGUFWriter(file, "llama")
@@ -47,7 +47,7 @@ def _write_gguf(file: Path, model: PreTrainedModel) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     vocabulary = byte_tokenizer().get_vocab()
-    tokens = [*sorted(vocabulary, key=vocabulary.__getitem__), "ab", "de"]  # there must be merges
+    tokens = [*sorted(vocabulary, key=vocabulary.__getitem__), "ab", "de"]  # a tokenizer must have merges
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     writer.add_token_types([1] * 256 + [3] * 5 + [1] * 2)
@@ -75,7 +75,7 @@ def gguf_file(tmp_path: Path) -> Path:
     return tmp_path / "m.gguf"
 
 
-def test_a_gguf_file_gives_plain_weights_without_a_word(gguf_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_gguf_file_gives_plain_weights_and_prints_nothing(gguf_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
     capfd.readouterr()
     spec = ModelSpec(path=str(gguf_file), dtype="float32")
     model = load_weights(inspect_model(spec, CPU), spec, CPU, "eager")
@@ -85,14 +85,14 @@ def test_a_gguf_file_gives_plain_weights_without_a_word(gguf_file: Path, capfd: 
         assert torch.equal(tensor, expected[name]), name
 
 
-def test_a_gguf_file_brings_its_tokenizer_and_end_token(gguf_file: Path) -> None:
+def test_a_gguf_file_contains_its_tokenizer_and_end_token(gguf_file: Path) -> None:
     info = inspect_model(ModelSpec(path=str(gguf_file)), CPU)
     assert info.tokenizer("cab", add_special_tokens=False)["input_ids"] == [ord("c"), 261]
     assert (set(info.eos_token_ids), info.max_model_len, info.generation_config) == ({258}, 512, {})
 
 
 @pytest.mark.parametrize(("has", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_dtype_auto_of_a_gguf_file_is_what_the_device_is_fast_at(
+def test_dtype_auto_of_a_gguf_file_is_the_fastest_of_the_device(
     gguf_file: Path, monkeypatch: pytest.MonkeyPatch, has: bool, dtype: torch.dtype
 ) -> None:
     monkeypatch.setattr(load, "has_bfloat16", lambda device: has)
@@ -104,25 +104,25 @@ def test_its_header_is_parsed_once_before_the_weights_and_once_for_them(
 ) -> None:
     import gguf
 
-    asked: list[str] = []
+    calls: list[str] = []
 
-    def counted(what: str, answer: Callable[..., Any]) -> Callable[..., Any]:
-        def ask(*args: Any) -> Any:
-            asked.append(what)
-            return answer(*args)
+    def recorded(name: str, parse: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            calls.append(name)
+            return parse(*args)
 
-        return ask
+        return call
 
-    monkeypatch.setattr(gguf.GGUFReader, "__init__", counted("header", gguf.GGUFReader.__init__))
-    monkeypatch.setattr(gguf, "get_tensor_name_map", counted("table", gguf.get_tensor_name_map))
+    monkeypatch.setattr(gguf.GGUFReader, "__init__", recorded("header", gguf.GGUFReader.__init__))
+    monkeypatch.setattr(gguf, "get_tensor_name_map", recorded("table", gguf.get_tensor_name_map))
     spec = ModelSpec(path=str(gguf_file))
     info = inspect_model(spec, CPU)
-    assert asked == ["header"]
+    assert calls == ["header"]
     load_weights(info, spec, CPU, "eager")
-    assert asked == ["header", "header", "table"]
+    assert calls == ["header", "header", "table"]
 
 
-def test_a_file_that_changes_between_two_looks_is_read_again(gguf_file: Path) -> None:
+def test_a_file_that_changed_is_parsed_again(gguf_file: Path) -> None:
     spec = ModelSpec(path=str(gguf_file))
     assert inspect_model(spec, CPU).max_model_len == 512
     data = gguf_file.read_bytes()

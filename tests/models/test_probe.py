@@ -1,4 +1,4 @@
-"""The probe: shapes of the attention layers without weights, and what it refuses."""
+"""The probe returns the shapes of the attention layers without weights, and refuses unsupported attention."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def test_layers_of_a_model_with_grouped_heads() -> None:
     assert layers[0].elements_per_token == 3 * 160
 
 
-def test_windows_are_seen_layer_by_layer() -> None:
+def test_windows_are_found_for_each_layer() -> None:
     assert [layer.sliding_window for layer in probe(tiny_gemma2())] == [24, None]
 
 
-def test_other_families_are_seen_too() -> None:
+def test_layers_of_other_families_are_found() -> None:
     assert [layer.num_kv_heads for layer in probe(tiny_qwen3())] == [2, 2]
     assert [layer.num_kv_heads for layer in probe(tiny_gpt2())] == [4, 4]
 
 
-def test_experts_do_not_hide_the_attention() -> None:
+def test_the_attention_of_a_model_with_experts_is_found() -> None:
     config = MixtralConfig(
         vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, num_local_experts=4,
@@ -54,16 +54,16 @@ def test_experts_do_not_hide_the_attention() -> None:
     assert len(probe_attention(meta(MixtralForCausalLM, config))) == 2
 
 
-def with_extra_keyword(module: nn.Module, keyword: dict[str, Any]) -> None:
-    """Make an attention module pass one more keyword to its attention call."""
+def with_extra_argument(module: nn.Module, keyword: dict[str, Any]) -> None:
+    """Make an attention module pass one more argument to its attention call."""
     forward = module.forward
     module.forward = lambda *args, **kwargs: forward(*args, **kwargs, **keyword)
 
 
-def test_an_unknown_keyword_is_refused_by_name() -> None:
+def test_an_unsupported_argument_is_refused_by_name() -> None:
     model = meta(LlamaForCausalLM, context_model().config)
-    with_extra_keyword(model.get_submodule("model.layers.1.self_attn"), {"position_bias": 1})
-    with pytest.raises(ModelError, match=r"llama: model\.layers\.1\.self_attn attends with position_bias"):
+    with_extra_argument(model.get_submodule("model.layers.1.self_attn"), {"position_bias": 1})
+    with pytest.raises(ModelError, match=r"llama: model\.layers\.1\.self_attn passes position_bias to its attention"):
         probe_attention(model)
 
 
@@ -75,14 +75,14 @@ def test_a_layer_that_never_attends_is_refused() -> None:
         probe_attention(model)
 
 
-def test_a_window_that_only_the_mask_knows_is_refused() -> None:
+def test_a_window_that_no_attention_call_receives_is_refused() -> None:
     model = meta(LlamaForCausalLM, context_model().config)
     model.config.layer_types = ["sliding_attention", "full_attention"]
-    with pytest.raises(ModelError, match="sliding window lives only in the mask"):
+    with pytest.raises(ModelError, match="sliding window is applied only by the attention mask"):
         probe_attention(model)
 
 
-def test_a_model_that_cannot_run_without_weights_is_refused() -> None:
+def test_a_model_whose_forward_needs_weights_is_refused() -> None:
     model = meta(LlamaForCausalLM, context_model().config)
     attention = model.get_submodule("model.layers.0.self_attn")
     attention.forward = lambda hidden_states, **kwargs: hidden_states.item()

@@ -27,7 +27,7 @@ def test_the_context_limit_chooses_the_factors(max_model_len: int, factors: str,
     assert fixed.config.rope_parameters["short_factor"] == fixed.config.rope_parameters["long_factor"] == values
 
 
-def test_the_config_that_is_given_stays_as_it_is() -> None:
+def test_the_given_config_is_not_changed() -> None:
     config = phi3(LONGROPE)
     fix_longrope(config, 256)
     assert config.rope_parameters["short_factor"] == SHORT

@@ -11,7 +11,7 @@ from tests.families.registry import AVAILABLE, FAMILIES, tiny_config
 
 
 def _refusal(family: str, **settings: Any) -> str:
-    """Why the family is refused even though untested ones are allowed."""
+    """Return the reason why the family is refused although untested ones are allowed."""
     with pytest.raises(ModelError, match=f"model family {family} ") as refused:
         refuse_unsupported(AutoConfig.for_model(family, **settings), allow_untested=True)
     return str(refused.value)
@@ -26,11 +26,11 @@ def test_the_tested_families_are_those_with_a_parity_test() -> None:
 
 
 @pytest.mark.parametrize("family", AVAILABLE)
-def test_tested_families_need_no_leave(family: str) -> None:
+def test_tested_families_are_allowed(family: str) -> None:
     refuse_unsupported(tiny_config(family), allow_untested=False)
 
 
-def test_an_untested_family_needs_leave_by_the_key_that_gives_it() -> None:
+def test_an_untested_family_needs_allow_untested() -> None:
     with pytest.raises(ModelError, match=r"dbrx has no parity test .*model\.allow_untested: true"):
         refuse_unsupported(AutoConfig.for_model("dbrx"), allow_untested=False)
     _passes("dbrx")
@@ -49,8 +49,8 @@ def test_recurrent_and_hybrid_families_are_refused(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["falcon", "mpt", "bloom", "gpt_neo", "xglm", "openai-gpt"])
-def test_families_off_the_attention_interface_are_refused(family: str) -> None:
-    assert "does not go through the attention interface" in _refusal(family)
+def test_families_without_the_attention_interface_are_refused(family: str) -> None:
+    assert "does not use the attention interface" in _refusal(family)
 
 
 @pytest.mark.parametrize("family", ["t5", "bart", "pegasus", "whisper"])
@@ -59,19 +59,19 @@ def test_encoder_decoders_are_refused(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl", "gemma3", "gemma4", "llama4", "mllama", "phi4_multimodal"])
-def test_multimodal_models_are_refused_by_their_part(family: str) -> None:
+def test_multimodal_models_are_refused_by_their_sub_config(family: str) -> None:
     assert "vision_config" in _refusal(family)
 
 
-def test_a_vision_part_in_a_text_models_config_is_noticed() -> None:
+def test_a_vision_config_in_a_text_models_config_is_refused() -> None:
     assert "vision_config" in _refusal("llama", vision_config={"hidden_size": 8})
 
 
-def test_the_text_half_of_a_multimodal_family_passes() -> None:
+def test_the_text_model_of_a_multimodal_family_passes() -> None:
     _passes("gemma3_text")
 
 
-def test_a_kind_of_model_without_a_causal_class_is_refused() -> None:
+def test_a_model_type_without_a_causal_class_is_refused() -> None:
     assert "no causal language model" in _refusal("vit")
 
 
@@ -80,15 +80,17 @@ def test_quantised_weights_are_refused_by_their_method() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"), [("llama4_text", "chunked_attention"), ("deepseek_v32", "layers of another kind")]
+    ("family", "kind"), [("llama4_text", "chunked_attention"), ("deepseek_v32", "only full and sliding attention")]
 )
-def test_layers_of_an_unknown_kind_are_refused_by_name(family: str, kind: str) -> None:
+def test_layers_of_an_unsupported_type_are_refused(family: str, kind: str) -> None:
     assert kind in _refusal(family)
 
 
 @pytest.mark.parametrize("family", ["qwen2_moe", "phimoe"])
-def test_a_window_that_lives_only_in_the_mask_is_refused(family: str) -> None:
-    assert "sliding window lives only in the mask" in _refusal(family, sliding_window=32, use_sliding_window=True)
+def test_a_window_applied_only_by_the_mask_is_refused(family: str) -> None:
+    assert "window is applied only by the attention mask" in _refusal(
+        family, sliding_window=32, use_sliding_window=True
+    )
 
 
 @pytest.mark.parametrize("family", ["qwen2_moe", "phimoe"])
@@ -135,7 +137,7 @@ def test_bert_as_a_decoder_passes() -> None:
     ],
 )
 def test_rope_that_depends_on_the_batch_is_refused(family: str, rope: dict[str, Any]) -> None:
-    assert "looks at the longest position of the batch" in _refusal(family, rope_parameters=rope)
+    assert "depends on the longest position in the batch" in _refusal(family, rope_parameters=rope)
 
 
 _LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0] * 48, "rope_theta": 1e4}
@@ -145,10 +147,10 @@ def test_longrope_passes_where_its_factors_can_be_fixed() -> None:
     _passes("phi3", rope_parameters=_LONGROPE)
 
 
-def test_longrope_with_a_scale_that_looks_at_the_batch_is_refused() -> None:
+def test_longrope_with_a_scale_that_depends_on_the_batch_is_refused() -> None:
     scaled = {**_LONGROPE, "short_mscale": 1.0, "long_mscale": 1.2, "original_max_position_embeddings": 4096}
-    assert "(longrope) is scaled by the longest position of the batch" in _refusal("phimoe", rope_parameters=scaled)
+    assert "(longrope) is scaled by the longest position in the batch" in _refusal("phimoe", rope_parameters=scaled)
 
 
-def test_rope_with_a_fixed_stretch_passes() -> None:
+def test_rope_with_a_fixed_scaling_passes() -> None:
     _passes("llama", rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})

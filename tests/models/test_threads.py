@@ -1,4 +1,4 @@
-"""The number of threads, from files as Linux writes them."""
+"""The number of threads is chosen from files in the format of Linux."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_quota_lowers_torchs_threads(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     limit_threads()
-    assert torch.get_num_threads() == 2  # as the user said
+    assert torch.get_num_threads() == 2  # the user's choice
     monkeypatch.delenv("OMP_NUM_THREADS")
     limit_threads()
     assert torch.get_num_threads() == 1

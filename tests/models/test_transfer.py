@@ -1,4 +1,4 @@
-"""What a GPU queues, on the CPU: packed copies and results on their way."""
+"""Packed copies, copies of results and recordings, on the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from batchgen.models.transfer import HostCopies, Recorder, to_device
 CPU = torch.device("cpu")
 
 
-def test_arrays_come_back_as_they_were_in_one_piece_of_memory() -> None:
+def test_arrays_are_copied_unchanged_into_one_tensor() -> None:
     arrays = [np.array([3, -1, 2]), np.array([[0.5, 1.5]]), np.empty((2, 0), np.int64), np.arange(4).reshape(2, 2).T]
     tensors = to_device(arrays, CPU)
     for tensor, array in zip(tensors, arrays, strict=True):
@@ -24,7 +24,7 @@ def test_every_array_begins_on_16_bytes() -> None:
     assert (second.data_ptr() - first.data_ptr()) % 16 == 0
 
 
-def test_a_result_that_is_overwritten_later_is_kept() -> None:
+def test_a_copy_is_not_affected_when_its_source_is_overwritten() -> None:
     tensor = torch.zeros(2)
     copies = HostCopies.begin(CPU)
     copy = copies.of(tensor)
@@ -33,7 +33,7 @@ def test_a_result_that_is_overwritten_later_is_kept() -> None:
     assert copy.tolist() == [0, 0]
 
 
-def test_a_recording_runs_again_over_the_same_tensors() -> None:
+def test_a_replay_uses_the_same_tensors() -> None:
     source, target = torch.zeros(1), torch.zeros(1)
     replay = Recorder(CPU).record(lambda: target.copy_(source))
     source.fill_(5)

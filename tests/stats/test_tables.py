@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchgen.plan.plan import BLOCK_SIZES
 from batchgen.stats.counters import RunStats
-from batchgen.stats.report import CEILING_BLOCK_SIZES, ENVIRONMENT, PlannedFigures, RowCounts, make_report
+from batchgen.stats.report import ENVIRONMENT, PlannedFigures, RowCounts, make_report
 from batchgen.stats.tables import GROUPS, JOB, STEPS, GroupPrefix, groups_table, job_table, steps_table
 from tests.stats.harness import ScriptedRun, run_script
 
@@ -92,7 +91,3 @@ def test_steps_split_the_pool(run: ScriptedRun) -> None:
     for step in steps:
         assert step["num_used_blocks"] + step["num_idle_blocks"] + step["num_free_blocks"] == run.report.num_blocks
     assert sum(step["num_prefill_tokens"] for step in steps) == run.report.num_prefill_tokens
-
-
-def test_the_ceilings_of_the_plan_are_the_columns() -> None:
-    assert CEILING_BLOCK_SIZES == BLOCK_SIZES

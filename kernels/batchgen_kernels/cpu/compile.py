@@ -1,4 +1,4 @@
-"""How the kernels of this folder are compiled, and how they see torch's tensors."""
+"""How numba compiles the kernels of this folder, and how torch's tensors are passed to them."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ import torch
 from numba import njit
 from torch import Tensor
 
-# torch's own threads, where both find the same OpenMP library; two runtimes in one process spin against each other.
+# Share torch's threads where both find the same OpenMP library: two runtimes in one process compete for the cores.
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 # The integer type by which numba knows the numbers of a tensor.
 _BITS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16, torch.float16: torch.int16}
 
-_FAST = {"contract", "reassoc", "nsz"}  # sums may be reordered; NaN and infinity keep their meaning
+_FAST = {"contract", "reassoc", "nsz"}  # sums may be reordered; NaN and infinity stay valid
 
 
 def as_bits(tensor: Tensor) -> npt.NDArray[np.generic]:
-    """The numbers of a tensor as numba knows them, contiguous; no copy where they are so already."""
+    """Return the bits of a tensor as a contiguous array of integers, without a copy if it is contiguous."""
     return tensor.contiguous().view(_BITS[tensor.dtype]).numpy()
 
 
 def cache_folder(sources: Path, base: str) -> Path:
-    """Where compiled kernels are kept on disk: in `base`, or beside `sources`, a folder for each content of these.
+    """Return the folder of the compiled kernels: in `base` or beside `sources`, named by a hash of their content.
 
-    numba notices only a change of the file that the outermost kernel is in, not of what it calls elsewhere.
+    numba notices changes only in the file of the outermost kernel, not in the files of the functions it calls.
     """
     files = sorted(sources.rglob("*.py"))
     digest = blake2b(b"".join(file.read_bytes() for file in files), digest_size=8).hexdigest()
@@ -42,14 +42,14 @@ _CACHE = cache_folder(Path(__file__).parents[1], numba.config.CACHE_DIR)
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """numba's compiler as all kernels here use it."""
+    """Return the decorator that compiles all kernels here."""
 
     def decorate(function: Callable[..., Any]) -> Any:
-        # numba takes note of the folder here, and has no argument for it.
-        theirs, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_CACHE)
+        # numba reads the cache folder here, and has no argument for it.
+        previous, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_CACHE)
         try:
             return njit(fastmath=_FAST, cache=True, nogil=True, **options)(function)
         finally:
-            numba.config.CACHE_DIR = theirs
+            numba.config.CACHE_DIR = previous
 
     return decorate

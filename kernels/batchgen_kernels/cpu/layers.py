@@ -1,6 +1,6 @@
-"""What lies between the matrix products of a Llama-like layer, each in one pass, compiled by numba at first use.
+"""Fused RMSNorm and rotary kernels of a Llama-like layer, one pass each, compiled by numba at first use.
 
-Arithmetic is in float32 and rounded once at the end, where a chain of torch operations rounds after each.
+They compute in float32 and round once at the end, where a chain of torch operations rounds after each.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from batchgen_kernels.cpu.vector import narrow, widen
 
 
 class RMSNorm:
-    """Divides by the root mean square of a row, and multiplies with a weight [size]."""
+    """Divides a row by its root mean square and multiplies it with a weight [size]."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         self._weight, self._eps = as_bits(weight), np.float32(eps)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """hidden [T, size]."""
+        """hidden [T, size] -> [T, size]."""
         output = torch.empty_like(hidden)
         _rms_norm(as_bits(hidden), self._weight, self._eps, as_bits(output))
         return output
@@ -32,8 +32,8 @@ class RMSNorm:
 def split_rotated(heads: Tensor, cos: Tensor, sin: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """heads [T, `num_heads` + 2 x KV heads, size] -> query, key and value [T, heads, size].
 
-    Query and key are turned by the angles of cos and sin [T, size]. Halves of a head are the two coordinates, as in
-    GPT-NeoX (RoPE, arXiv 2104.09864).
+    Query and key are rotated by the angles of cos and sin [T, size]. The halves of a head are the two coordinates, as
+    in GPT-NeoX (RoPE, arXiv 2104.09864).
     """
     num_tokens, num_all, size = heads.shape
     query = heads.new_empty(num_tokens, num_heads, size)
@@ -63,7 +63,7 @@ def _split_rotated(heads: Any, cos: Any, sin: Any, query: Any, key: Any, value: 
             _rotate(heads[row, head], cos[row], sin[row], query[row, head])
         for head in range(num_kv_heads):
             _rotate(heads[row, num_heads + head], cos[row], sin[row], key[row, head])
-            # Column by column: of a whole assignment numba compiles the words of its errors too, for over a second.
+            # Column by column, since numba takes over a second to compile the error messages of a slice assignment.
             for column in range(heads.shape[2]):
                 value[row, head, column] = heads[row, num_heads + num_kv_heads + head, column]
 

@@ -1,4 +1,4 @@
-"""What the intrinsics of this folder say in LLVM's language: types of vectors, and loads, stores and sums of them."""
+"""LLVM IR that the intrinsics of this folder share: vector types, and loads, stores and fused multiply-adds of them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-LANES = 16
+LANES = 16  # of a vector of 32-bit numbers
 
-BYTE = ir.IntType(8)
-SIZE = ir.IntType(64)
-WORD = ir.IntType(32)
-FLOAT = ir.FloatType()
-WORDS = ir.VectorType(WORD, LANES)
-FLOATS = ir.VectorType(FLOAT, LANES)
+INT8 = ir.IntType(8)
+INT64 = ir.IntType(64)
+INT32 = ir.IntType(32)
+FLOAT32 = ir.FloatType()
+INT32S = ir.VectorType(INT32, LANES)
+FLOAT32S = ir.VectorType(FLOAT32, LANES)
 
 
 class BFloat(ir.Type):  # type: ignore[misc]
@@ -30,17 +30,17 @@ class BFloat(ir.Type):  # type: ignore[misc]
         return hash(BFloat)
 
 
-# what the bits of each integer type are
-FLOAT_TYPES = {types.uint32: FLOAT, types.uint16: BFloat(), types.int16: ir.HalfType()}
+# the integer type by which numba knows a number -> its floating-point type
+BITS_TO_FLOAT = {types.uint32: FLOAT32, types.uint16: BFloat(), types.int16: ir.HalfType()}
 
 
 def splat(builder: Any, value: Any, vector: Any) -> Any:
-    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(WORD, 0))
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(INT32, 0))
     return shuffle(builder, first, first, [0] * LANES)
 
 
 def shuffle(builder: Any, left: Any, right: Any, lanes: list[int]) -> Any:
-    return builder.shuffle_vector(left, right, ir.Constant(ir.VectorType(WORD, len(lanes)), lanes))
+    return builder.shuffle_vector(left, right, ir.Constant(ir.VectorType(INT32, len(lanes)), lanes))
 
 
 def pointer(builder: Any, address: Any, kind: Any) -> Any:
@@ -59,5 +59,5 @@ def fma(builder: Any, total: Any, left: Any, right: Any) -> Any:
     return builder.fadd(total, builder.fmul(left, right, flags=("contract",)), flags=("contract",))
 
 
-def constant(value: int) -> Any:
-    return ir.Constant(SIZE, value)
+def int64(value: int) -> Any:
+    return ir.Constant(INT64, value)

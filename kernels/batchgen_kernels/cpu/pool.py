@@ -1,7 +1,7 @@
-"""Rows of the KV pool: written where a step's tokens go, and read for a tile of queries, `KEYS` at a time.
+"""Rows of the KV pool: written at a step's slots, and read for a tile of queries, `TILE_KEYS` at a time.
 
-What a tile multiplies is in words (`vector.py`): keys turned, so that a vector holds one word of many keys; values as
-they are, two neighbouring ones in a word where they have 16 bits.
+A tile is multiplied in 32-bit words (`vector.py`): keys are transposed, so that a vector holds one word of many keys;
+16-bit values are interleaved, so that a word holds the same column of two neighbouring tokens.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from batchgen_kernels.cpu.compile import compiled
 from batchgen_kernels.cpu.llvm import LANES
 from batchgen_kernels.cpu.vector import address, interleave, prefetch, transpose, widen
 
-LINE_BYTES = 64  # of a cache line
-KEYS = 64  # that meet a tile at once
+LINE_BYTES = 64  # size of a cache line
+TILE_KEYS = 64  # keys that are multiplied with a tile of queries at once
 
 # The columns of a task: queries [QUERY, QUERY + NUM_QUERIES) of the step against the tokens [START, STOP) of the block
-# table of row TABLE; query i sees those before LIMIT + i. It goes on from the state if CONTINUES, else begins; it
+# table of row TABLE; query i sees those before LIMIT + i. The softmax starts from the state if CONTINUES; the task
 # writes the output if ENDS, else the state.
 QUERY, NUM_QUERIES, TABLE, START, STOP, LIMIT, CONTINUES, ENDS = range(8)
 
 
 @compiled(parallel=True)
 def write_rows(new: Any, pool: Any, slots: Any) -> None:
-    """pool [blocks, heads, block_size, size] at slots [T] = new [T, heads, size]."""
+    """Write new [T, heads, size] to the slots [T] of pool [blocks, heads, block_size, size]."""
     block_size = pool.shape[2]
     for token in prange(len(slots)):
         block, offset = slots[token] // block_size, slots[token] % block_size
@@ -37,7 +37,7 @@ def write_rows(new: Any, pool: Any, slots: Any) -> None:
 
 @compiled()
 def find_rows(table: Any, head: Any, num_heads: Any, block_size: Any, start: Any, num_keys: Any, rows: Any) -> None:
-    """Where the keys from `start` on lie, in rows of the pool; past the last one, that one again."""
+    """Write the pool rows of `num_keys` keys from position `start` on to `rows`; the last one fills the rest."""
     block, offset = start // block_size, start % block_size
     for key in range(num_keys):
         rows[key] = (table[block] * num_heads + head) * block_size + offset
@@ -51,7 +51,7 @@ def find_rows(table: Any, head: Any, num_heads: Any, block_size: Any, start: Any
 def prefetch_next(
     keys: Any, values: Any, tables: Any, tasks: Any, index: Any, head: Any, start: Any, stop: Any, rows: Any
 ) -> None:
-    """Have the keys and values fetched that come next, of this head, the next one or the next task."""
+    """Prefetch the next keys and values: of this head, of the next head or of the next task."""
     if start >= stop:
         head, start = head + 1, tasks[index, START]
     if head == keys.shape[1]:
@@ -59,7 +59,7 @@ def prefetch_next(
         if index == len(tasks):
             return
         start, stop = tasks[index, START], tasks[index, STOP]
-    num_keys = min(stop - start, KEYS)
+    num_keys = min(stop - start, TILE_KEYS)
     find_rows(tables[tasks[index, TABLE]], head, keys.shape[1], keys.shape[2], start, num_keys, rows)
     row_bytes = keys.shape[3] * keys.itemsize
     for key in range(num_keys):
@@ -70,7 +70,7 @@ def prefetch_next(
 
 @compiled()
 def transpose_keys(keys: Any, rows: Any, num_keys: Any, transposed: Any) -> None:
-    """turned [words, KEYS]: the keys' words, one key a column."""
+    """Write the keys to transposed [words, TILE_KEYS], one key a column."""
     num_words = keys.shape[3] * keys.itemsize // 4
     for key in range(0, num_keys, LANES):
         for first in range(0, num_words, LANES):
@@ -79,14 +79,14 @@ def transpose_keys(keys: Any, rows: Any, num_keys: Any, transposed: Any) -> None
                 address(keys) + word * 4,
                 address(rows) + key * 8,
                 num_words * 4,
-                address(transposed) + (word * KEYS + key) * 4,
-                KEYS,
+                address(transposed) + (word * TILE_KEYS + key) * 4,
+                TILE_KEYS,
             )
 
 
 @compiled()
 def interleave_values(values: Any, rows: Any, num_keys: Any, interleaved: Any) -> None:
-    """paired [KEYS / numbers a word, width]: each word the numbers of neighbouring keys."""
+    """Write the values to interleaved [TILE_KEYS / numbers a word, width]; a word holds neighbouring tokens."""
     size = values.shape[3]
     flat = values.reshape((-1, size))
     if values.itemsize == 4:
@@ -106,7 +106,7 @@ def interleave_values(values: Any, rows: Any, num_keys: Any, interleaved: Any) -
 
 @compiled()
 def is_finite(values: Any, rows: Any, first: Any, num_keys: Any) -> Any:
-    """Whether the values that not all queries see are finite: a weight of 0 does not remove one that is not."""
+    """Return whether the values that not all queries see are finite, as a weight of 0 does not cancel others."""
     flat = values.reshape((-1, values.shape[3]))
     zeros = np.float32(0)
     for key in range(max(first, 0), num_keys):

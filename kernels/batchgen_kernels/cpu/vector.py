@@ -1,9 +1,9 @@
-"""Vector instructions for the numba kernels of this folder: what LLVM does not make of plain loops by itself.
+"""Vector instructions for the numba kernels of this folder, where LLVM does not vectorise plain loops well enough.
 
-numba sees the bits of a stored number, and their integer type says what they are: uint32 float32, uint16 bfloat16,
-int16 float16. A **word** is 32 bits: one float32, or a pair of neighbouring 16-bit floats; a vector has 16 words. On
-words, a product of matrices and a transposition are the same code for every dtype; only one multiply-and-add differs.
-Processors with AVX512-BF16 do it for pairs of bfloat16 in one instruction, all others in float32.
+numba sees stored numbers as integers, whose type names their format: uint32 for float32, uint16 for bfloat16, int16 for
+float16. A **word** has 32 bits: one float32, or two neighbouring 16-bit floats; a vector has 16 words. On words, matrix
+products and transpositions are the same code for every dtype; only the multiply-add of two words differs. CPUs with
+AVX512-BF16 do it for a pair of bfloat16 in one instruction, all others in float32.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from batchgen_kernels.cpu.llvm import (
-    BYTE,
-    FLOAT,
-    FLOAT_TYPES,
-    FLOATS,
+    BITS_TO_FLOAT,
+    FLOAT32,
+    FLOAT32S,
+    INT8,
+    INT32,
+    INT32S,
+    INT64,
     LANES,
-    SIZE,
-    WORD,
-    WORDS,
     BFloat,
-    constant,
     fma,
+    int64,
     load,
     pointer,
     shuffle,
@@ -37,9 +37,9 @@ from batchgen_kernels.cpu.llvm import (
     store,
 )
 
-ROWS = 4  # of the left matrix that `multiply` takes at once
+ROWS = 4  # rows of the left matrix in one call of `multiply`
 _FEATURES = llvm.get_host_cpu_features()
-# of the right matrix: as many as there are registers to sum in
+# columns of the right matrix in one call: as many as there are registers for the sums
 COLUMNS = 4 * LANES if _FEATURES.get("avx512f") else LANES
 
 _HAS_BFLOAT16 = bool(_FEATURES.get("avx512bf16"))
@@ -49,20 +49,20 @@ _HALVES = ir.VectorType(ir.HalfType(), 2 * LANES)
 
 
 def _add_float32(builder: Any, total: Any, left: Any, right: Any) -> Any:
-    return fma(builder, total, builder.bitcast(left, FLOATS), builder.bitcast(right, FLOATS))
+    return fma(builder, total, builder.bitcast(left, FLOAT32S), builder.bitcast(right, FLOAT32S))
 
 
 def _add_bfloat16_native(builder: Any, total: Any, left: Any, right: Any) -> Any:
-    kind = ir.FunctionType(FLOATS, (FLOATS, _BFLOATS, _BFLOATS))
+    kind = ir.FunctionType(FLOAT32S, (FLOAT32S, _BFLOATS, _BFLOATS))
     dot = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
     return builder.call(dot, (total, builder.bitcast(left, _BFLOATS), builder.bitcast(right, _BFLOATS)))
 
 
 def _add_bfloat16(builder: Any, total: Any, left: Any, right: Any) -> Any:
-    """A bfloat16 is the upper half of the float32 of the same value."""
-    sixteen, upper = (splat(builder, ir.Constant(WORD, value), WORDS) for value in (16, 0xFFFF0000))
-    for half, by in ((builder.shl, sixteen), (builder.and_, upper)):
-        total = _add_float32(builder, total, half(left, by), half(right, by))
+    """Widen pairs of bfloat16, each the upper half of the float32 of the same value, and add their products."""
+    sixteen, upper = (splat(builder, ir.Constant(INT32, value), INT32S) for value in (16, 0xFFFF0000))
+    for widen_half, operand in ((builder.shl, sixteen), (builder.and_, upper)):
+        total = _add_float32(builder, total, widen_half(left, operand), widen_half(right, operand))
     return total
 
 
@@ -70,7 +70,7 @@ def _add_float16(builder: Any, total: Any, left: Any, right: Any) -> Any:
     left, right = (builder.bitcast(words, _HALVES) for words in (left, right))
     for parity in (0, 1):
         lanes = list(range(parity, 2 * LANES, 2))
-        halves = [builder.fpext(shuffle(builder, pairs, pairs, lanes), FLOATS) for pairs in (left, right)]
+        halves = [builder.fpext(shuffle(builder, pairs, pairs, lanes), FLOAT32S) for pairs in (left, right)]
         total = fma(builder, total, *halves)
     return total
 
@@ -84,17 +84,17 @@ _MULTIPLY_ADD: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
 
 @intrinsic
 def address(_context: Any, array: Any) -> Any:
-    """Of the first number of an array, in bytes."""
+    """Return the address of an array's first number, in bytes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ptrtoint(context.make_array(signature.args[0])(context, builder, arguments[0]).data, SIZE)
+        return builder.ptrtoint(context.make_array(signature.args[0])(context, builder, arguments[0]).data, INT64)
 
     return types.int64(array), generate
 
 
 @intrinsic
-def call(_context: Any, target: Any, arguments: Any) -> Any:
-    """Call the compiled function at an address, which returns nothing, with a tuple of arguments of its very types."""
+def call_address(_context: Any, target: Any, arguments: Any) -> Any:
+    """Call the compiled function at an address with a tuple of arguments of exactly its types. It returns nothing."""
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         kinds = tuple(signature.args[1])
@@ -108,13 +108,14 @@ def call(_context: Any, target: Any, arguments: Any) -> Any:
 
 @intrinsic
 def prefetch(_context: Any, target: Any) -> Any:
-    """Ask for the cache line at an address."""
+    """Prefetch the cache line at an address."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        line = pointer(builder, arguments[0], BYTE)
-        kind = ir.FunctionType(ir.VoidType(), (line.type, WORD, WORD, WORD))
-        ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(ask, (line, *(ir.Constant(WORD, value) for value in (0, 2, 1))))  # to read, keep, data
+        line = pointer(builder, arguments[0], INT8)
+        kind = ir.FunctionType(ir.VoidType(), (line.type, INT32, INT32, INT32))
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        for_reading, locality, is_data = (ir.Constant(INT32, value) for value in (0, 2, 1))
+        builder.call(function, (line, for_reading, locality, is_data))
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
@@ -123,7 +124,7 @@ def prefetch(_context: Any, target: Any) -> Any:
 @intrinsic
 def multiply(
     _context: Any,
-    like: Any,
+    prototype: Any,
     left: Any,
     left_stride: Any,
     right: Any,
@@ -132,29 +133,30 @@ def multiply(
     out: Any,
     stride: Any,
 ) -> Any:
-    """out [ROWS, COLUMNS] float32 += left [ROWS, num words] x right [num words, COLUMNS].
+    """Add left [ROWS, num words] x right [num words, COLUMNS] to out [ROWS, COLUMNS] float32.
 
-    Addresses in bytes, strides between rows in words; words are what the numbers of the array `like` are.
+    `left`, `right` and `out` are addresses, strides between rows are in words; words have the dtype of `prototype`.
     """
-    add = _MULTIPLY_ADD[like.dtype]
+    add = _MULTIPLY_ADD[prototype.dtype]
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         _, a, a_stride, b, b_stride, size, c, c_stride = arguments
 
         def at(base: Any, row: Any, row_stride: Any, offset: Any = 0) -> Any:
-            words = builder.add(builder.mul(row, row_stride), constant(offset))
-            return builder.add(base, builder.mul(words, constant(4)))
+            words = builder.add(builder.mul(row, row_stride), int64(offset))
+            return builder.add(base, builder.mul(words, int64(4)))
 
         cells = [(row, column) for row in range(ROWS) for column in range(0, COLUMNS, LANES)]
-        targets = {cell: at(c, constant(cell[0]), c_stride, cell[1]) for cell in cells}
-        totals = {cell: cgutils.alloca_once_value(builder, load(builder, targets[cell], FLOATS)) for cell in cells}
-        with cgutils.for_range(builder, size, intp=SIZE) as loop:
+        targets = {cell: at(c, int64(cell[0]), c_stride, cell[1]) for cell in cells}
+        totals = {cell: cgutils.alloca_once_value(builder, load(builder, targets[cell], FLOAT32S)) for cell in cells}
+        with cgutils.for_range(builder, size, intp=INT64) as loop:
             columns = {
-                column: load(builder, at(b, loop.index, b_stride, column), WORDS) for column in range(0, COLUMNS, LANES)
+                column: load(builder, at(b, loop.index, b_stride, column), INT32S)
+                for column in range(0, COLUMNS, LANES)
             }
             for row in range(ROWS):
-                address = builder.add(at(a, constant(row), a_stride), builder.mul(loop.index, constant(4)))
-                word = splat(builder, load(builder, address, WORD), WORDS)
+                address = builder.add(at(a, int64(row), a_stride), builder.mul(loop.index, int64(4)))
+                word = splat(builder, load(builder, address, INT32), INT32S)
                 for column, words in columns.items():
                     total = totals[row, column]
                     builder.store(add(builder, builder.load(total), word, words), total)
@@ -163,23 +165,23 @@ def multiply(
         return context.get_dummy_value()
 
     size = types.int64
-    return types.void(like, size, size, size, size, size, size, size), generate
+    return types.void(prototype, size, size, size, size, size, size, size), generate
 
 
 @intrinsic
 def transpose(_context: Any, base: Any, rows: Any, row_bytes: Any, out: Any, stride: Any) -> Any:
-    """out [LANES words, LANES] = the LANES rows of words at `base + rows[i] * row_bytes`, turned.
+    """Write the LANES rows of LANES words at `base + rows[i] * row_bytes` to out [LANES words, LANES], transposed.
 
-    `base` and `out` are addresses, `rows` the address of LANES int64, `stride` of `out` in words.
+    `base` and `out` are addresses, `rows` the address of LANES int64, `stride` that of `out` in words.
     """
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         source, ids, size, target, target_stride = arguments
         lines = []
         for lane in range(LANES):
-            row = load(builder, builder.add(ids, constant(8 * lane)), SIZE)
-            lines.append(load(builder, builder.add(source, builder.mul(row, size)), WORDS))
-        for half in (8, 4, 2, 1):  # swap the off-diagonal quarters of ever smaller squares
+            row = load(builder, builder.add(ids, int64(8 * lane)), INT64)
+            lines.append(load(builder, builder.add(source, builder.mul(row, size)), INT32S))
+        for half in (8, 4, 2, 1):  # swap the off-diagonal quarters of smaller and smaller squares
             lower = [lane if lane & half == 0 else LANES + lane - half for lane in range(LANES)]
             upper = [lane + half if lane & half == 0 else LANES + lane for lane in range(LANES)]
             for line in range(LANES):
@@ -187,7 +189,7 @@ def transpose(_context: Any, base: Any, rows: Any, row_bytes: Any, out: Any, str
                     pair = lines[line], lines[line + half]
                     lines[line], lines[line + half] = (shuffle(builder, *pair, lanes) for lanes in (lower, upper))
         for line, words in enumerate(lines):
-            offset = builder.mul(builder.mul(constant(line), target_stride), constant(4))
+            offset = builder.mul(builder.mul(int64(line), target_stride), int64(4))
             store(builder, words, builder.add(target, offset))
         return context.get_dummy_value()
 
@@ -197,14 +199,14 @@ def transpose(_context: Any, base: Any, rows: Any, row_bytes: Any, out: Any, str
 
 @intrinsic
 def interleave(_context: Any, first: Any, second: Any, out: Any) -> Any:
-    """out [2 LANES] words = pairs of the 2 LANES 16-bit numbers at `first` and those at `second`; addresses."""
+    """Write the 2 * LANES 16-bit numbers at the address `first` and at `second` to `out` as pairs, 2 * LANES words."""
     numbers = ir.VectorType(ir.IntType(16), 2 * LANES)
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         low, high = (load(builder, target, numbers) for target in arguments[:2])
         for half in range(2):
             lanes = [half * LANES + lane // 2 + lane % 2 * 2 * LANES for lane in range(2 * LANES)]
-            target = builder.add(arguments[2], constant(half * 4 * LANES))
+            target = builder.add(arguments[2], int64(half * 4 * LANES))
             store(builder, shuffle(builder, low, high, lanes), target)
         return context.get_dummy_value()
 
@@ -213,52 +215,52 @@ def interleave(_context: Any, first: Any, second: Any, out: Any) -> Any:
 
 @intrinsic
 def widen(_context: Any, bits: Any) -> Any:
-    """A stored number as float32."""
-    kind = FLOAT_TYPES[bits]
+    """Return a stored number as float32."""
+    kind = BITS_TO_FLOAT[bits]
 
     def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         number = builder.bitcast(arguments[0], kind)
-        return number if kind is FLOAT else builder.fpext(number, FLOAT)
+        return number if kind is FLOAT32 else builder.fpext(number, FLOAT32)
 
     return types.float32(bits), generate
 
 
 @intrinsic
-def narrow(_context: Any, like: Any, number: Any) -> Any:
-    """The bits of a float32 as the array `like` stores numbers, rounded to the nearest."""
-    kind = FLOAT_TYPES[like.dtype]
+def narrow(_context: Any, prototype: Any, number: Any) -> Any:
+    """Return the bits of a float32 in the dtype of the array `prototype`, rounded to nearest."""
+    kind = BITS_TO_FLOAT[prototype.dtype]
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        rounded = arguments[1] if kind is FLOAT else builder.fptrunc(arguments[1], kind)
-        return builder.bitcast(rounded, context.get_value_type(like.dtype))
+        rounded = arguments[1] if kind is FLOAT32 else builder.fptrunc(arguments[1], kind)
+        return builder.bitcast(rounded, context.get_value_type(prototype.dtype))
 
-    return like.dtype(like, types.float32), generate
+    return prototype.dtype(prototype, types.float32), generate
 
 
 @intrinsic
-def as_word(_context: Any, number: Any) -> Any:
-    """The bits of a float32 as int32; of numbers above 0 they are in the same order. `widen` turns a uint32 back."""
+def float_bits(_context: Any, number: Any) -> Any:
+    """Return the bits of a float32 as int32, which order positive numbers alike. `widen` of a uint32 is the inverse."""
 
     def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], WORD)
+        return builder.bitcast(arguments[0], INT32)
 
     return types.int32(types.float32), generate
 
 
 @intrinsic
 def _power_of_two(_context: Any, exponent: Any) -> Any:
-    """2 ** exponent as float32, for an int32 exponent from -126 to 127, by its bits."""
+    """Return 2 ** exponent as float32 for an int32 exponent from -126 to 127, built from its bits."""
 
     def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        biased = builder.add(arguments[0], ir.Constant(WORD, 127))
-        return builder.bitcast(builder.shl(biased, ir.Constant(WORD, 23)), FLOAT)
+        biased = builder.add(arguments[0], ir.Constant(INT32, 127))
+        return builder.bitcast(builder.shl(biased, ir.Constant(INT32, 23)), FLOAT32)
 
     return types.float32(types.int32), generate
 
 
 @njit(fastmath={"contract"}, inline="always")
 def exponential(x: Any) -> Any:
-    """exp(x) for x <= 0 in float32, to 2 units in the last place; loops over it become vectors.
+    """Return exp(x) for x <= 0 in float32, to 2 units in the last place; LLVM vectorises loops over it.
 
     x = n log 2 + r with |r| <= log 2 / 2; the polynomial is that of Cephes' expf (S. Moshier).
     """

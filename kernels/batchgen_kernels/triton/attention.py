@@ -1,10 +1,10 @@
 """The attention kernel: one work item is a tile of stacked queries against a range of one row's tokens.
 
-Prefill tiles, decode rows, pieces of a long row and the shared prefix of a group are all such items (`work.py`), so one
-kernel computes them. The query heads of a KV head are rows of the tile. Knows the items; decides nothing about them.
+Prefill tiles, decode rows, ranges of a long row and the shared prefix of a group are all such items (`work.py`), so one
+kernel computes them. The query heads of a KV head are rows of the tile. Knows the items; knows nothing of their choice.
 
-A running softmax (FlashAttention, arXiv 2205.14135) in base 2; the blocks are read in place through the block table
-(PagedAttention, arXiv 2309.06180). A query with several parts leaves float32 partials, which `merge.py` joins.
+The softmax is computed online in base 2 (FlashAttention, arXiv 2205.14135); blocks are read in place through the block
+table (PagedAttention, arXiv 2309.06180). A query with several parts writes float32 partials, which `merge.py` merges.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _load_tokens(
     TILE: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tl.tensor:
-    """[tokens, TILE] of one pool; what is no token or beyond SIZE is 0 and never read."""
+    """Load [tokens, TILE] of one pool; elements of no token or beyond SIZE are 0 and not read."""
     dims = tl.arange(0, TILE)
     pointers = pool_ptr + slots[:, None] * SIZE + dims[None, :]
     if MASKED or SIZE != TILE:
@@ -70,7 +70,7 @@ def _attend_tiles(
     HAS_WINDOW: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The running softmax after these tokens. Without MASKED every query sees all of them and BLOCK_N divides them."""
+    """Return the running softmax after these tokens. Without MASKED every query sees all, and BLOCK_N divides them."""
     for start in range(low, high, BLOCK_N):
         columns = start + tl.arange(0, BLOCK_N)  # [BLOCK_N] positions of the tokens
         is_token = columns < high
@@ -78,19 +78,19 @@ def _attend_tiles(
             block_ids = tl.load(table_ptr + columns // BLOCK_SIZE, mask=is_token, other=0)
         else:
             block_ids = tl.load(table_ptr + columns // BLOCK_SIZE)
-        # A pool passes 2^31 elements: int64 before any product.
+        # A pool may have more than 2^31 elements: convert to int64 before any product.
         slots = (block_ids.to(tl.int64) * num_kv_heads + kv_head) * BLOCK_SIZE + columns % BLOCK_SIZE
         keys = _load_tokens(key_ptr, slots, is_token, KEY_SIZE, KEY_TILE, MASKED)  # [BLOCK_N, KEY_TILE]
         values = _load_tokens(value_ptr, slots, is_token, VALUE_SIZE, VALUE_TILE, MASKED)  # [BLOCK_N, VALUE_TILE]
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale  # [BLOCK_M, BLOCK_N]
         if HAS_SOFT_CAP:
-            scores = soft_cap * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))  # cap * tanh, see `_scales`
+            scores = soft_cap * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))  # soft_cap * tanh, see `_scales`
         if MASKED:
             visible = is_token[None, :] & (columns[None, :] <= positions[:, None])
             if HAS_WINDOW:
                 visible = visible & (columns[None, :] > positions[:, None] - window)
             scores = tl.where(visible, scores, float("-inf"))
-            # A weight of 0 does not remove a value that is not finite: taken out, and put back where it is seen.
+            # A weight of 0 does not cancel a non-finite value: set it to 0, and outputs of queries that see it to NaN.
             is_bad = tl.max(((values - values) != 0).to(tl.int32), 1) > 0  # [BLOCK_N]
             values = tl.where(is_bad[:, None], tl.zeros_like(values), values)
             sees_bad = tl.max((visible & is_bad[None, :]).to(tl.int32), 1) > 0  # [BLOCK_M]
@@ -108,7 +108,7 @@ def _attend_tiles(
 @triton.jit(do_not_specialize=["table_stride", "window"])
 def attention_kernel(
     query_ptr: tl.tensor,  # [T, num_heads, KEY_SIZE], heads contiguous
-    key_ptr: tl.tensor,  # the layer's pools, as drawn in contract.py
+    key_ptr: tl.tensor,  # the layer's pools, with the shapes in contract.py
     value_ptr: tl.tensor,
     output_ptr: tl.tensor,  # [T, num_heads, VALUE_SIZE]
     partial_ptr: tl.tensor,  # [partials, num_heads, VALUE_SIZE] float32
@@ -137,7 +137,7 @@ def attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ) -> None:
-    """Grid (items, KV heads). An item of 0 queries is padding of the list."""
+    """Compute one item on the grid (items, KV heads). An item of 0 queries is padding of the list."""
     item_ptr = items_ptr + tl.program_id(0) * ITEM_FIELDS
     first_query = tl.load(item_ptr)
     num_queries = tl.load(item_ptr + 1)
@@ -164,7 +164,7 @@ def attention_kernel(
         other=0.0,
     )
 
-    # Tokens that no query sees are left out; those that all of them see need no mask.
+    # Tokens that no query sees are skipped; those that all queries see need no mask.
     first_position = tl.min(tl.where(is_query, positions, 2147483647))
     last_position = tl.max(positions)
     high = tl.minimum(high, last_position + 1)
@@ -177,7 +177,7 @@ def attention_kernel(
 
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    if HAS_SINKS:  # a key without a value, seen once: the first part begins with it
+    if HAS_SINKS:  # a key without a value: only the first part includes it
         sinks = tl.load(sinks_ptr + heads, mask=is_query, other=0.0).to(tl.float32) * 1.4426950408889634
         best = tl.where(part <= 0, sinks, best)
         total = tl.where(part <= 0, 1.0, total)
@@ -223,9 +223,9 @@ def attend_items(
     options: AttentionOptions,
     launch: Launch,
 ) -> None:
-    """Attend one list of items [n, ITEM_FIELDS] into `output` [T, num_heads, value_head_size] or into `parts`.
+    """Compute one list of items [n, ITEM_FIELDS] into `output` [T, num_heads, value_head_size] or into `parts`.
 
-    query [T, num_heads, key_head_size], its last dimension contiguous. No device value is read by the host.
+    query [T, num_heads, key_head_size], its last dimension contiguous. Does not synchronise with the device.
     """
     _, num_heads, key_size = query.shape
     _, num_kv_heads, block_size, value_size = cache.value.shape
@@ -251,7 +251,7 @@ def attend_items(
 
 
 class QueryTables(NamedTuple):
-    """Where the queries of a step are, on the device."""
+    """The positions and block tables of a step's queries, on the device."""
 
     positions: Tensor  # [T] int32
     partial_starts: Tensor  # [T + 1] int32
@@ -259,21 +259,21 @@ class QueryTables(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What queries with several parts leave for the merge."""
+    """The partial results of queries with several parts, for the merge."""
 
     output: Tensor  # [partials, num_heads, value_head_size] float32
     lse: Tensor  # [partials, num_heads] float32, base 2
 
 
 def tile_of(head_size: int) -> int:
-    """The tile side that holds a head: a power of two, at least what a matrix product takes."""
+    """Return the tile size for a head: a power of two, at least 16, the smallest for a matrix product."""
     return max(16, int(triton.next_power_of_2(head_size)))
 
 
 def _scales(options: AttentionOptions) -> tuple[float, float]:
-    """What the product of query and key is multiplied by, and the cap, for exponentials in base 2.
+    """Return the factor of the product of query and key, and the soft cap, for exponentials in base 2.
 
-    cap * tanh(x / cap) = cap * (1 - 2 / (exp(2 x / cap) + 1)), which neither overflows nor loses its sign.
+    cap * tanh(x / cap) = cap * (1 - 2 / (exp(2 x / cap) + 1)) neither overflows nor loses its sign.
     """
     if options.soft_cap is None:
         return options.scale * _LOG2E, 0.0

@@ -1,8 +1,8 @@
-"""TritonBackend: the attention contract on a GPU. Plans a step on the host once, then only launches kernels.
+"""TritonBackend: the contract on a GPU. Plans a step on the host once, then only launches kernels.
 
-`attend` launches, in this order: store, up to three lists of items (decode, shared, prefill), merge. It reads nothing
-back. The grids come from the capacity of the lists, not from their contents, so a CUDA graph captured over what
-`prepare_for_replay` gave may be replayed after `update` has written another step's items into the same lists.
+`attend` launches, in this order: store, up to three lists of items (decode, shared, prefill), merge. It does not read
+from the device. The grids come from the capacity of the lists, not from their contents, so a CUDA graph captured with a
+step of `prepare_for_replay` may be replayed after `update` has written another step's items into the same lists.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INTERPRETER_SMS = 4
 
 
 class LayerShape(NamedTuple):
-    """A layer as planning sees it. Most models have one shape in all layers."""
+    """The shape of a layer, as planning needs it. In most models all layers have the same."""
 
     num_heads: int
     num_kv_heads: int
@@ -40,7 +40,7 @@ class LayerShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """A `Work` on the device, with room for `capacity`; views of one buffer, so that one copy brings it there."""
+    """A `Work` on the device, in lists of size `capacity` that are views of one buffer, so that one copy fills them."""
 
     capacity: Capacity
     buffer: Tensor
@@ -65,36 +65,36 @@ class DeviceWork:
         )
 
     def write(self, work: Work) -> None:
-        """Replace the contents; asynchronous on a GPU."""
-        assert all(need <= room for need, room in zip(work.size, self.capacity, strict=True)), (
+        """Replace the contents, asynchronously on a GPU."""
+        assert all(size <= most for size, most in zip(work.size, self.capacity, strict=True)), (
             f"a step of {work.size} does not fit {self.capacity}"
         )
-        # A fresh host buffer each time: torch keeps pinned memory and gives it out again when its copy is done.
+        # A new host buffer each time: torch reuses pinned memory when its copy is done.
         host = torch.zeros(len(self.buffer), dtype=torch.int32, pin_memory=self.buffer.is_cuda)
         sections = np.split(host.numpy(), np.cumsum(_section_sizes(self.capacity))[:-1])
-        sections[-1][:] = -1  # as an item of no queries, padding that the kernels skip
+        sections[-1][:] = -1  # padding that the kernels skip, like an item of no queries
         for section, values in zip(sections, work, strict=True):
             section[: values.size] = values.ravel()
         self.buffer.copy_(host, non_blocking=True)
 
 
 def _section_sizes(capacity: Capacity) -> list[int]:
-    """Elements of each section of the buffer, rounded so that every section begins on 32 bytes."""
+    """Return the elements of each section of the buffer, rounded up so that every section begins on 32 bytes."""
     items = [count * ITEM_FIELDS for count in capacity[:3]]
     return [-(-size // 8) * 8 for size in (*items, capacity.tokens, capacity.tokens + 1, capacity.merged_tokens)]
 
 
 @dataclass(slots=True)
 class Prepared:
-    """A step on the device. Its work is cut at the first layer of each shape and serves the others."""
+    """A step on the device. Its work is planned at the first layer of each shape, for all layers of that shape."""
 
     step: AttentionStep
     min_saved_bytes: float | None
-    has_room: bool = False  # for any decode step in the same tensors; else for this step only
+    is_replayable: bool = False  # with lists large enough for any decode step in the same tensors
     work: dict[LayerShape, DeviceWork] = field(default_factory=dict)
 
     def work_of(self, shape: LayerShape) -> DeviceWork:
-        """The work of layers of this shape."""
+        """Return the work of layers of this shape."""
         if shape not in self.work:
             plan = self._plan(shape)
             self.work[shape] = DeviceWork.allocate(self._capacity(shape) or plan.size, self.step.slot_mapping.device)
@@ -112,7 +112,7 @@ class Prepared:
         return plan_work(self.step, tiling if capacity is None else tiling._replace(max_parts=capacity.partials))
 
     def _capacity(self, shape: LayerShape) -> Capacity | None:
-        if not self.has_room:
+        if not self.is_replayable:
             return None
         return decode_capacity(len(self.step.slot_mapping), self._tiling(shape).num_items)
 
@@ -124,20 +124,20 @@ class Prepared:
 class TritonBackend:
     """float32, bfloat16 and float16 on a GPU; float32 and float16 in the interpreter.
 
-    `min_saved_bytes` overrules the gate's measured constants: -inf shares whatever can be, inf nothing.
+    `min_saved_bytes` overrides the constants that decide about sharing: -inf shares all that it can, inf nothing.
     """
 
     def __init__(self, min_saved_bytes: float | None = None) -> None:
         self._min_saved_bytes = min_saved_bytes
 
     def prepare(self, step: AttentionStep) -> Prepared:
-        """The step as it is; its tensors are used, not copied."""
+        """Return the step unplanned; its tensors are used, not copied."""
         return Prepared(step, self._min_saved_bytes)
 
     def prepare_for_replay(self, step: AttentionStep) -> Prepared:
-        """See `contract.ReplayBackend`. Every layer must have run once before a capture: that makes its lists."""
+        """See `contract.ReplayBackend`. Every layer must have run once before a capture, which allocates its lists."""
         assert step.num_rows <= len(step.slot_mapping), "a step of one query a row"
-        return Prepared(step, self._min_saved_bytes, has_room=True)
+        return Prepared(step, self._min_saved_bytes, is_replayable=True)
 
     def attend(
         self,
@@ -148,7 +148,7 @@ class TritonBackend:
         prepared: Prepared,
         options: AttentionOptions,
     ) -> Tensor:
-        """See `contract.AttentionBackend`. Rows of padding tokens are left as they are in fresh memory."""
+        """See `contract.AttentionBackend`. The outputs of padding tokens are uninitialised."""
         shape = _shape(query, cache)
         work = prepared.work_of(shape)
         store_kv(key, value, cache, prepared.step.slot_mapping)
@@ -167,7 +167,7 @@ class TritonBackend:
         return output
 
     def sample(self, logits: Tensor, rows: SamplingRows | None) -> SampledTokens:
-        """See `sampling.SamplingBackend`."""
+        """See `contract.SamplingBackend`."""
         return reference.sample(logits, None) if rows is None else sample(logits, rows)
 
 
@@ -177,7 +177,7 @@ def _shape(query: Tensor, cache: LayerCache) -> LayerShape:
 
 
 def _launches(shape: LayerShape, device: torch.device) -> dict[str, Launch]:
-    """The table's launches, their tiles high enough for the heads of one query."""
+    """Return the table's launches, with tiles that hold all heads of one query."""
     head_size, heads_per_kv = max(shape.key_size, shape.value_size), shape.num_heads // shape.num_kv_heads
     key = LaunchKey(arch_of(device), head_size, heads_per_kv, str(shape.dtype).removeprefix("torch."), shape.block_size)
     return launches(key)
@@ -186,7 +186,7 @@ def _launches(shape: LayerShape, device: torch.device) -> dict[str, Launch]:
 def tiling_of(
     shape: LayerShape, regimes: Mapping[str, Launch], device: torch.device, min_saved_bytes: float | None
 ) -> Tiling:
-    """How steps are cut for layers of this shape by the launches of the regimes."""
+    """Return how steps are cut into items for layers of this shape by the launches of the regimes."""
     known = constants(arch_of(device))
     heads_per_kv = shape.num_heads // shape.num_kv_heads
     queries = {regime: launch.block_m // heads_per_kv for regime, launch in regimes.items()}

@@ -1,8 +1,7 @@
 """Launch parameters from the committed table; nothing is tuned while a job runs.
 
-The rows of `launch_table.json` are chosen by hand; `measured` is null where no GPU has timed one. A row may leave keys
-out, which then match anything; the row that names most of a launch's keys wins, so one measured row stands before the
-broad ones.
+The rows of `launch_table.json` are chosen manually; `measured` is null until a GPU has timed a row. Keys that a row
+leaves out match anything; the row that names most of a launch's keys is used, so a measured row precedes general ones.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import torch
 
 TABLE_PATH = Path(__file__).with_name("launch_table.json")
 REGIMES = ("decode", "shared", "prefill")
-INTERPRETER = "interpreter"  # the arch of Triton's interpreter: small tiles, so that small shapes have several
+INTERPRETER = "interpreter"  # the arch of Triton's interpreter, with tiles so small that small shapes need several
 
 
 class LaunchKey(NamedTuple):
-    """What a launch is chosen by."""
+    """The properties of a layer and device by which a launch is chosen."""
 
     arch: str  # sm_90, or INTERPRETER
-    head_size: int  # the larger of K's and V's
+    head_size: int  # the larger one of K and V
     heads_per_kv: int
     dtype: str
     block_size: int
@@ -34,22 +33,22 @@ class Launch(NamedTuple):
     """Parameters of one launch of the attention kernel."""
 
     block_m: int  # rows of a tile: queries times heads per KV head
-    block_n: int  # tokens a step of its loop
+    block_n: int  # tokens in one iteration of its loop
     num_warps: int
     num_stages: int
 
 
 class DeviceConstants(NamedTuple):
-    """What the gate and the split need to know of a device."""
+    """What is known of a device for deciding about sharing and splitting."""
 
-    bandwidth: float  # bytes a second of K and V reads, as the decode kernel reaches it
-    shared_overhead: float  # seconds a layer: the launches of the shared path, whatever their size
-    programs_per_sm: int  # at which the decode kernel is fastest
-    min_split: int  # tokens of the shortest piece worth a partial
+    bandwidth: float  # bytes of K and V that the decode kernel reads a second
+    shared_overhead: float  # seconds a layer for the launches of the shared path, independent of their size
+    programs_per_sm: int  # number at which the decode kernel is fastest
+    min_split: int  # tokens of the shortest range worth a partial result
 
 
 def arch_of(device: torch.device) -> str:
-    """sm_90 and the like."""
+    """Return the compute capability of a GPU, such as sm_90, or INTERPRETER."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return f"sm_{major}{minor}"
@@ -58,22 +57,22 @@ def arch_of(device: torch.device) -> str:
 
 
 def is_interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter: on the CPU, slowly, in float32 or float16."""
+    """Return whether kernels run in Triton's interpreter: on the CPU, slowly, in float32 or float16."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @cache
 def launches(key: LaunchKey) -> dict[str, Launch]:
-    """The launch of each regime; its tile holds at least the heads of one query."""
+    """Return the launch of each regime; its tile holds at least the heads of one query."""
     return {regime: _launch(key, regime) for regime in REGIMES}
 
 
 @cache
 def constants(arch: str) -> DeviceConstants:
-    """Those of the arch, or of the newest older one in the table."""
-    known: dict[str, dict[str, Any]] = _table()["devices"]
-    nearest = max((name for name in known if _generation(name) <= _generation(arch)), key=_generation)
-    return DeviceConstants(**{name: known[nearest][name] for name in DeviceConstants._fields})
+    """Return the constants of the arch, or of the newest older one in the table."""
+    devices: dict[str, dict[str, Any]] = _table()["devices"]
+    nearest = max((name for name in devices if _generation(name) <= _generation(arch)), key=_generation)
+    return DeviceConstants(**{name: devices[nearest][name] for name in DeviceConstants._fields})
 
 
 def _launch(key: LaunchKey, regime: str) -> Launch:
@@ -86,7 +85,7 @@ def _launch(key: LaunchKey, regime: str) -> Launch:
 
 
 def _matches(row: dict[str, Any], key: LaunchKey, regime: str) -> bool:
-    """Every row names a regime, the arch from which it holds and the head size up to which it does."""
+    """Every row names a regime, the arch from which it applies and the head size up to which it applies."""
     exact = key._asdict()
     del exact["arch"], exact["head_size"]
     return (
@@ -103,7 +102,7 @@ def _generation(arch: str) -> int:
 
 
 def table_rows() -> list[dict[str, Any]]:
-    """The rows of the table as they are in its file."""
+    """Return the rows of the table as they are in the file."""
     rows: list[dict[str, Any]] = _table()["launches"]
     return rows
 

@@ -1,4 +1,4 @@
-"""Join the parts of a query by log-sum-exp (Hydragen, arXiv 2402.05099, equation 4): one program a query and head."""
+"""Merge the parts of a query by log-sum-exp (Hydragen, arXiv 2402.05099, equation 4), one program a query and head."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def merge_kernel(
     VALUE_SIZE: tl.constexpr,
     VALUE_TILE: tl.constexpr,
 ) -> None:
-    """Grid (merged, heads). A negative token is padding of the list. A part without keys has the lse -inf."""
+    """Merge one head on the grid (merged, heads). A negative token is padding. A part without keys has lse -inf."""
     token = tl.load(tokens_ptr + tl.program_id(0)).to(tl.int64)
     if token < 0:
         return
@@ -46,7 +46,7 @@ def merge_kernel(
 
 
 def merge_parts(partials: Tensor, lse: Tensor, tokens: Tensor, partial_starts: Tensor, output: Tensor) -> None:
-    """Write the rows `tokens` of `output` [T, num_heads, value_head_size] from their parts.
+    """Write the merged parts of the queries `tokens` to `output` [T, num_heads, value_head_size].
 
     partials [P, num_heads, value_head_size] and lse [P, num_heads] float32; token t has the parts
     [partial_starts[t], partial_starts[t + 1]); -1 in `tokens` is padding.

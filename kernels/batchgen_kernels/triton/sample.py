@@ -1,13 +1,10 @@
-"""Token choice on the device: filters, the draw and its look-up, one program a row, in a few launches in all.
+"""Sampling on the device: filters, random draws and tokens by inverse CDF, one program a row, in a few launches.
 
-The rule is `sampling.py`'s. Filters need no sort: the least logit that top_k or top_p keeps is found by bisection over
-the bits of the logits, which are ordered like integers; both ends are moved to logits that occur, so that a dozen
-passes over a row are the rule, and 32 the most.
+`contract.py` defines the sampled token. Filters need no sort: the smallest logit that top_k or top_p keeps is found by
+bisection over the bits of the logits, ordered like integers. Both ends move to logits that occur, so a search usually
+takes a dozen passes over a row, and at most 32.
 
-Philox 4x32-10 draws on the device: those of the engine's host generator, bit for bit. Knows no token and no sampler.
-
-Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011. Key words: low and high half of the 64-bit key;
-counter words: position, sample, 0, 0; of the result r the draw is ((r0 << 21) ^ (r1 >> 11)) * 2**-53.
+The draws are Philox 4x32-10, equal to the host's (`philox.py`) bit for bit.
 """
 
 from __future__ import annotations
@@ -23,22 +20,22 @@ _VOCAB_TILE = 2048
 
 
 @triton.jit
-def _flip(bits: tl.tensor) -> tl.tensor:
-    """int32 bits of a float32 -> an integer ordered as the float is; and back."""
+def _sort_key(bits: tl.tensor) -> tl.tensor:
+    """Return the int32 bits of a float32 as an integer key that is ordered like the float; its own inverse."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def _load_tile(row_ptr: tl.tensor, columns: tl.tensor, vocab: tl.tensor) -> tl.tensor:
-    """[tile] float32, -inf behind the row's end; one kind of zero."""
+    """Load logits [tile] as float32, -inf behind the end of the row, -0 as 0."""
     logits = tl.load(row_ptr + columns, mask=columns < vocab, other=float("-inf")).to(tl.float32)
     return tl.where(logits == 0.0, 0.0, logits)
 
 
 @triton.jit
-def _weight(logits: tl.tensor, best: tl.tensor, sharpness: tl.tensor) -> tl.tensor:
-    """float32 exp((logit - best) / temperature)."""
-    return tl.exp2((logits - best) * sharpness)
+def _weight(logits: tl.tensor, best: tl.tensor, scale: tl.tensor) -> tl.tensor:
+    """Return exp((logit - best) / temperature) in float32; `scale` is log2(e) / temperature."""
+    return tl.exp2((logits - best) * scale)
 
 
 @triton.jit
@@ -49,21 +46,21 @@ def _measure(
     low: tl.tensor,
     high: tl.tensor,
     best: tl.tensor,
-    sharpness: tl.tensor,
+    scale: tl.tensor,
     BY_WEIGHT: tl.constexpr,
     TILE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Of the keys from `middle` on: their number or weight (float64), and the least; and the greatest below it."""
+    """Return the number or weight (float64) of keys from `middle` on, the smallest of them and the largest below."""
     total = tl.full([], 0.0, tl.float64)
     above = high
     below = low
     for start in range(0, vocab, TILE):
         columns = start + tl.arange(0, TILE)
         logits = _load_tile(row_ptr, columns, vocab)
-        keys = _flip(logits.to(tl.int32, bitcast=True))
+        keys = _sort_key(logits.to(tl.int32, bitcast=True))
         is_above = (keys >= middle) & (columns < vocab)
         if BY_WEIGHT:
-            total += tl.sum(tl.where(is_above, _weight(logits, best, sharpness), 0.0).to(tl.float64), 0)
+            total += tl.sum(tl.where(is_above, _weight(logits, best, scale), 0.0).to(tl.float64), 0)
         else:
             total += tl.sum(is_above.to(tl.float64), 0)
         above = tl.minimum(above, tl.min(tl.where(is_above, keys, high), 0))
@@ -79,21 +76,21 @@ def _search(
     high: tl.tensor,
     target: tl.tensor,
     best: tl.tensor,
-    sharpness: tl.tensor,
+    scale: tl.tensor,
     BY_WEIGHT: tl.constexpr,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """The greatest key in `[low, high]`, two that occur, from which on the row has `target` tokens or weight; `low` if
-    none does."""
+    """Return the largest key in `[low, high]`, both of which occur, from which on the tokens of the row count or weigh
+    `target`; `low` if there is none."""
     while low < high:
         middle = (low | high) - ((low ^ high) >> 1)  # their mean, rounded up
-        total, above, below = _measure(row_ptr, vocab, middle, low, high, best, sharpness, BY_WEIGHT, TILE)
+        total, above, below = _measure(row_ptr, vocab, middle, low, high, best, scale, BY_WEIGHT, TILE)
         low = tl.where(total >= target, above, low)
         high = tl.where(total >= target, high, below)
     return low
 
 
-# Columns of a step may begin anywhere; that is no reason to compile again.
+# Columns of a step may have any alignment; the kernel is not compiled again for it.
 _COLUMNS = ["temperatures_ptr", "top_p_ptr", "min_p_ptr", "top_k_ptr"]
 
 
@@ -103,7 +100,7 @@ def sample_kernel(
     temperatures_ptr: tl.tensor,  # [rows] float32; 0: the best token
     top_p_ptr: tl.tensor,  # [rows] float32
     min_p_ptr: tl.tensor,  # [rows] float32
-    top_k_ptr: tl.tensor,  # [rows] int64; 0: all
+    top_k_ptr: tl.tensor,  # [rows] int64; 0 keeps all
     bits_ptr: tl.tensor,  # [rows] int64: 53 random bits
     tokens_ptr: tl.tensor,  # [rows] int64
     best_ptr: tl.tensor,  # [rows] float32
@@ -112,7 +109,7 @@ def sample_kernel(
     IS_FILTERED: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """Grid (rows)."""
+    """Sample the token of one row on the grid (rows)."""
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * row_stride
     best = tl.full([], float("-inf"), tl.float32)
@@ -135,41 +132,41 @@ def sample_kernel(
     if (temperature == 0.0) | (is_finite == 0):
         tl.store(tokens_ptr + row, tl.where(is_finite, token, 0).to(tl.int64))
         return
-    sharpness = 1.4426950408889634 / temperature
-    least = _flip(worst.to(tl.int32, bitcast=True))
+    scale = 1.4426950408889634 / temperature
+    least = _sort_key(worst.to(tl.int32, bitcast=True))
     if IS_FILTERED:
-        best_key = _flip(best.to(tl.int32, bitcast=True))
+        best_key = _sort_key(best.to(tl.int32, bitcast=True))
         top_k = tl.load(top_k_ptr + row)
         if (top_k > 0) & (top_k < vocab):
-            least = _search(row_ptr, vocab, least, best_key, top_k.to(tl.float64), best, sharpness, False, TILE)
+            least = _search(row_ptr, vocab, least, best_key, top_k.to(tl.float64), best, scale, False, TILE)
         top_p = tl.load(top_p_ptr + row)
         if top_p < 1.0:
-            # What top_k keeps: all better ones, and of those like the last one as many as there is room for.
-            count, _, _ = _measure(row_ptr, vocab, least + 1, least, best_key, best, sharpness, False, TILE)
-            mass, _, _ = _measure(row_ptr, vocab, least + 1, least, best_key, best, sharpness, True, TILE)
-            room = tl.where(top_k > 0, tl.minimum(top_k, vocab), vocab).to(tl.float64) - count
-            last = _weight(_flip(least).to(tl.float32, bitcast=True), best, sharpness)
-            mass += room * last.to(tl.float64)
-            least = _search(row_ptr, vocab, least, best_key, top_p.to(tl.float64) * mass, best, sharpness, True, TILE)
-    # Tokens of the last one's weight stay too.
-    least_weight = _weight(_flip(least).to(tl.float32, bitcast=True), best, sharpness)
+            # The weight that top_k keeps: of all larger logits, and of as many of the smallest as top_k still admits.
+            count, _, _ = _measure(row_ptr, vocab, least + 1, least, best_key, best, scale, False, TILE)
+            mass, _, _ = _measure(row_ptr, vocab, least + 1, least, best_key, best, scale, True, TILE)
+            num_last = tl.where(top_k > 0, tl.minimum(top_k, vocab), vocab).to(tl.float64) - count
+            last = _weight(_sort_key(least).to(tl.float32, bitcast=True), best, scale)
+            mass += num_last * last.to(tl.float64)
+            least = _search(row_ptr, vocab, least, best_key, top_p.to(tl.float64) * mass, best, scale, True, TILE)
+    # Tokens whose weight equals that of the last one are kept too.
+    least_weight = _weight(_sort_key(least).to(tl.float32, bitcast=True), best, scale)
     least_weight = tl.maximum(least_weight, tl.load(min_p_ptr + row))
     total = tl.full([], 0.0, tl.float64)
     for start in range(0, vocab, TILE):
         columns = start + tl.arange(0, TILE)
-        total += tl.sum(_kept_weights(row_ptr, columns, vocab, best, sharpness, least_weight), 0)
+        total += tl.sum(_kept_weights(row_ptr, columns, vocab, best, scale, least_weight), 0)
     target = tl.load(bits_ptr + row).to(tl.float64) * 1.1102230246251565e-16 * total
     before = tl.full([], 0.0, tl.float64)
     token = tl.full([], 0, tl.int32)
     last_token = tl.full([], 0, tl.int32)
     for start in range(0, vocab, TILE):
         columns = start + tl.arange(0, TILE)
-        weights = _kept_weights(row_ptr, columns, vocab, best, sharpness, least_weight)
+        weights = _kept_weights(row_ptr, columns, vocab, best, scale, least_weight)
         passed = (before + tl.cumsum(weights, 0) <= target) & (columns < vocab)
         token += tl.sum(passed.to(tl.int32), 0)
         last_token = tl.maximum(last_token, tl.max(tl.where(weights > 0.0, columns, 0), 0))
         before += tl.sum(weights, 0)
-    # A draw just below 1 may round past the last token.
+    # A draw just below 1 may round up past the last kept token.
     tl.store(tokens_ptr + row, tl.minimum(token, last_token).to(tl.int64))
 
 
@@ -179,16 +176,16 @@ def _kept_weights(
     columns: tl.tensor,
     vocab: tl.tensor,
     best: tl.tensor,
-    sharpness: tl.tensor,
+    scale: tl.tensor,
     least_weight: tl.tensor,
 ) -> tl.tensor:
-    """[tile] float64 weights, 0 where a token is not kept."""
-    weights = _weight(_load_tile(row_ptr, columns, vocab), best, sharpness)
+    """Return the weights [tile] in float64, 0 for tokens that are not kept."""
+    weights = _weight(_load_tile(row_ptr, columns, vocab), best, scale)
     return tl.where((columns < vocab) & (weights >= least_weight), weights, 0.0).to(tl.float64)
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> SampledTokens:
-    """See `sampling.SamplingBackend`, for rows of which one at least draws. No device value is read by the host."""
+    """See `contract.SamplingBackend`, for rows of which at least one is not greedy."""
     count, vocab = logits.shape
     assert logits.stride(1) == 1, logits.stride()
     bits = random_bits(*(column.contiguous() for column in (rows.keys, rows.positions, rows.samples)))
@@ -204,7 +201,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> SampledTokens:
 _TILE = 128
 
 
-# Compiled once, however many draws there are and wherever their columns begin.
+# Compiled once for any number of draws and any alignment of their columns.
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["keys_ptr", "positions_ptr", "samples_ptr"])
 def uniform_kernel(
     keys_ptr: tl.tensor,  # [N] int64, the bits of an unsigned key
@@ -214,7 +211,7 @@ def uniform_kernel(
     count: tl.tensor,
     TILE: tl.constexpr,
 ) -> None:
-    """Grid (N / TILE). Words are kept in 64 bits, so that a product has its high half at hand."""
+    """Draw TILE numbers on the grid (N / TILE). 32-bit words are kept in 64 bits for the high halves of products."""
     index = tl.program_id(0) * TILE + tl.arange(0, TILE)
     mask = index < count
     key = tl.load(keys_ptr + index, mask=mask, other=0).to(tl.uint64)
@@ -237,12 +234,12 @@ def uniform_kernel(
 
 
 def random_bits(keys: Tensor, positions: Tensor, samples: Tensor) -> Tensor:
-    """53 random bits [N] int64 for every (key, token position, sample index), each [N] int64 and contiguous."""
+    """Return 53 random bits [N] int64 for every (key, token position, sample index), each [N] int64 and contiguous."""
     bits = torch.empty_like(keys)
     uniform_kernel[(triton.cdiv(len(keys), _TILE),)](keys, positions, samples, bits, len(keys), TILE=_TILE, num_warps=4)
     return bits
 
 
 def uniform(keys: Tensor, positions: Tensor, samples: Tensor) -> Tensor:
-    """One draw in [0, 1) [N] float64, exactly the host's."""
+    """Return a draw in [0, 1) [N] float64 for each, equal to the host's."""
     return random_bits(keys, positions, samples).double() * 2.0**-53

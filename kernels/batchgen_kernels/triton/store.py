@@ -1,4 +1,4 @@
-"""Write the K and V of a step to their slots: one program a token, all its KV heads."""
+"""Write the K and V of a step to their slots, one program a token for all its KV heads."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def store_kernel(
     VALUE_TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ) -> None:
-    """Grid (T). A negative slot is padding: nothing is stored."""
+    """Store one token on the grid (T). A negative slot is padding, which is not stored."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token)
     if slot < 0:
@@ -66,9 +66,9 @@ def store_kernel(
 
 
 def store_kv(key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
-    """`contract.write_kv` on the device: key and value [T, num_kv_heads, head size] to slots [T] int64.
+    """Write key and value [T, num_kv_heads, head size] to slots [T] int64, like `contract.write_kv`.
 
-    A slot of -1 is a padding token, which is not stored.
+    A token with slot -1 is padding, which is not stored.
     """
     _, num_heads, block_size, key_size = cache.key.shape
     value_size = cache.value.shape[-1]

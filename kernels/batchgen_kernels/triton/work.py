@@ -2,13 +2,13 @@
 
 An item is a tile of queries against a range of tokens of one row's block table:
 
-    first_query, num_queries   queries of the step, of one row, or of neighbours that share a prefix
+    first_query, num_queries   queries of the step, of one row or of consecutive rows that share a prefix
     table_row, low, high       the tokens [low, high) of that row
-    part                       which part of its queries' contexts this is; ONLY_PART: all of it
+    part                       index among the parts of its queries' contexts; ONLY_PART if it is the whole context
 
-    decode    few queries of one row (one, as a rule), split into ranges of tokens where a row is long
-    shared    the stacked queries of a group against the blocks it shares, read once, split alike
-    prefill   a tile of a prefill chunk against all that its row holds before and in the chunk
+    decode    few queries of one row (usually one), split into ranges of tokens if the row is long
+    shared    the stacked queries of a group against its shared blocks, which are read once; split likewise
+    prefill   a tile of a prefill chunk against all tokens of its row before and in the chunk
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from batchgen_kernels.contract import AttentionStep, BlockGroup
 
-ITEM_FIELDS = 8  # six are used; a power of two keeps items aligned
+ITEM_FIELDS = 8  # six are used; a power of two aligns the items
 ONLY_PART = -1
 _FIRST_QUERY, _NUM_QUERIES, _TABLE_ROW, _LOW, _HIGH, _PART = range(6)
 
@@ -30,21 +30,21 @@ Ints = npt.NDArray[np.int32]
 
 
 class Tiling(NamedTuple):
-    """What cutting needs to know of a layer and its launch parameters."""
+    """The properties of a layer and its launches by which a step is cut into items."""
 
     decode_queries: int  # queries in a tile
     shared_queries: int
     prefill_queries: int
-    min_split: int  # tokens: no piece of a split row is shorter, but the last
-    num_items: int  # so many items of equal length fill the device
-    token_bytes: int  # K and V of a token, all heads
-    partial_bytes: int  # one part of one query, all heads
-    min_saved_bytes: float  # what sharing must save, net, in a layer before it pays
-    max_parts: float = math.inf  # of all queries together; where more are wanted, pieces are longer
+    min_split: int  # tokens of the shortest range of a split row, except the last
+    num_items: int  # number of items of equal length that fill the device
+    token_bytes: int  # K and V of a token in all heads
+    partial_bytes: int  # one part of one query in all heads
+    min_saved_bytes: float  # what sharing must save in a layer, net, to be used
+    max_parts: float = math.inf  # of all queries together; ranges are made longer until it holds
 
 
 class Capacity(NamedTuple):
-    """How many of each a step may have; launch grids are made from it."""
+    """The most elements that each list of a step may have; they determine the launch grids."""
 
     decode: int
     shared: int
@@ -55,10 +55,10 @@ class Capacity(NamedTuple):
 
 
 def decode_capacity(num_rows: int, num_items: int) -> Capacity:
-    """What any step of up to `num_rows` rows of one query needs, cut with `max_parts` of the capacity's partials.
+    """Return what any step of up to `num_rows` rows of one query needs, cut with `max_parts` = `partials`.
 
-    Pieces are so long that all tokens together make `num_items` of them, and every row and every group may end with
-    a shorter one. Every row may have two parts: its group's blocks and its own.
+    Ranges are so long that all tokens together fill `num_items` of them, and every row and every group may end with
+    a shorter one. Every row may have two parts: the blocks of its group and its own.
     """
     return Capacity(
         decode=num_rows + num_items,
@@ -71,24 +71,24 @@ def decode_capacity(num_rows: int, num_items: int) -> Capacity:
 
 
 class Work(NamedTuple):
-    """The items of a step, longest first, and where their parts go."""
+    """The items of a step, longest first, and the indices of their parts."""
 
     decode: Ints  # [items, ITEM_FIELDS]
     shared: Ints
     prefill: Ints
-    positions: Ints  # [T] of each query in its row
-    partial_starts: Ints  # [T + 1]: the parts of query t are [t], [t + 1); none where the only part is the output
+    positions: Ints  # [T]: each query's position in its row
+    partial_starts: Ints  # [T + 1]: query t has the parts from [t] to [t + 1); none if its only part is the output
     merged_tokens: Ints  # queries with more than one part
 
     @property
     def size(self) -> Capacity:
-        """The least capacity that holds this."""
+        """Return the smallest capacity that holds this."""
         items = (len(self.decode), len(self.shared), len(self.prefill))
         return Capacity(*items, len(self.positions), len(self.merged_tokens), int(self.partial_starts[-1]))
 
 
-class _Row(NamedTuple):
-    """One array a column, one entry a row of the step."""
+class _Rows(NamedTuple):
+    """The rows of a step, as arrays with one element a row."""
 
     starts: Ints
     num_queries: Ints
@@ -102,8 +102,8 @@ def plan_work(step: AttentionStep, tiling: Tiling) -> Work:
     num_queries = np.diff(starts)
     lens = np.asarray(step.seq_lens, np.int32)
     is_decode = num_queries <= tiling.decode_queries
-    rows = _Row(starts[:-1], num_queries, lens, is_decode)
-    groups = _groups_that_pay(step, rows, tiling)
+    rows = _Rows(starts[:-1], num_queries, lens, is_decode)
+    groups = _groups_worth_sharing(step, rows, tiling)
     shared_lens = np.zeros_like(lens)
     for group in groups:
         shared_lens[group.start : group.stop] = group.num_blocks * step.block_size
@@ -138,10 +138,10 @@ def plan_work(step: AttentionStep, tiling: Tiling) -> Work:
     )
 
 
-def _groups_that_pay(step: AttentionStep, rows: _Row, tiling: Tiling) -> list[BlockGroup]:
-    """Runs of decode rows within groups whose reads saved are worth the partials, if all together pay a launch.
+def _groups_worth_sharing(step: AttentionStep, rows: _Rows, tiling: Tiling) -> list[BlockGroup]:
+    """Return runs of decode rows in groups that save more reads than their partials cost, if together worth a launch.
 
-    A prefill tile is full without its neighbours, so prefill rows read their whole context themselves.
+    A prefill tile is full without other rows, so prefill rows read their whole context themselves.
     """
     runs = [run for group in step.groups for run in _decode_runs(group, rows.is_decode)]
     saved = [_saved_bytes(run, rows, step.block_size, tiling) for run in runs]
@@ -157,8 +157,8 @@ def _decode_runs(group: BlockGroup, is_decode: npt.NDArray[np.bool_]) -> list[Bl
     return [BlockGroup(int(run[0]), int(run[-1]) + 1, group.num_blocks) for run in runs if len(run) > 0]
 
 
-def _saved_bytes(run: BlockGroup, rows: _Row, block_size: int, tiling: Tiling) -> int:
-    """Bytes of K and V that one read for all saves in a layer, less what their partials write and read."""
+def _saved_bytes(run: BlockGroup, rows: _Rows, block_size: int, tiling: Tiling) -> int:
+    """Return the bytes of K and V that sharing saves in a layer, less the bytes of its partials, written and read."""
     num_queries = int(rows.num_queries[run.start : run.stop].sum())
     num_tiles = -(-num_queries // tiling.shared_queries)
     saved_reads = run.stop - run.start - num_tiles
@@ -170,7 +170,7 @@ def _items(
     first_query: npt.ArrayLike, num_queries: npt.ArrayLike, table_row: npt.ArrayLike, low: npt.ArrayLike,
     high: npt.ArrayLike,
 ) -> Ints:  # fmt: skip
-    """[items, ITEM_FIELDS], `part` 0."""
+    """Return items [n, ITEM_FIELDS] with part 0."""
     columns = np.broadcast_arrays(first_query, num_queries, table_row, low, high)
     items = np.zeros((columns[0].size, ITEM_FIELDS), np.int32)
     for field, column in enumerate(columns):
@@ -179,7 +179,7 @@ def _items(
 
 
 def _cut_queries(items: Ints, size: int) -> Ints:
-    """Tiles of at most `size` queries."""
+    """Cut items into tiles of at most `size` queries."""
     cut, index = _repeat(items, -(-items[:, _NUM_QUERIES] // size))
     whole = cut[:, _NUM_QUERIES].copy()
     cut[:, _FIRST_QUERY] += index * size
@@ -188,37 +188,37 @@ def _cut_queries(items: Ints, size: int) -> Ints:
 
 
 def _cut_tokens(items: Ints, size: int) -> Ints:
-    """Ranges of at most `size` tokens, numbered as the parts after the item's own."""
+    """Cut items into ranges of at most `size` tokens, whose parts are numbered from the item's own."""
     cut, index = _repeat(items, -(-(items[:, _HIGH] - items[:, _LOW]) // size))
     cut[:, _LOW] += index * size
     cut[:, _HIGH] = np.minimum(cut[:, _LOW] + size, cut[:, _HIGH])
-    cut[:, _PART] += index  # ONLY_PART is of items that are not cut
+    cut[:, _PART] += index  # items with ONLY_PART are not cut
     return cut
 
 
 def _repeat(items: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """Each item `counts` times, and which of its copies each one is."""
+    """Return each item `counts` times, and the index of each among the copies of its item."""
     repeated = np.repeat(items, counts, axis=0)
     first = np.repeat(np.cumsum(counts) - counts, counts)
     return repeated, (np.arange(len(repeated)) - first).astype(np.int32)
 
 
 def _split_len(lists: Sequence[Ints], tiling: Tiling) -> int:
-    """Tokens a range may have: all items of about the length at which they fill the device once.
+    """Return the most tokens of a range, such that items of that length fill the device about once.
 
-    A multiple of `min_split`, so that the same row is cut at the same places in most batches.
+    It is a multiple of `min_split`, so that a row is cut at the same tokens in most batches.
     """
     num_tokens = sum(int((items[:, _HIGH] - items[:, _LOW]).sum()) for items in lists)
     return -(-max(num_tokens, 1) // (tiling.num_items * tiling.min_split)) * tiling.min_split
 
 
-def _num_parts(rows: _Row, shared_lens: Ints, split: int) -> Ints:
-    """Of each row's queries: those of its group's blocks and its own. 0 where the only part is the output."""
+def _num_parts(rows: _Rows, shared_lens: Ints, split: int) -> Ints:
+    """Return the number of parts of each row's queries, in its group's and its own blocks; 0 if there is only one."""
     own = np.where(rows.is_decode, -(-(rows.lens - shared_lens) // split), 1)
     num_parts = -(-shared_lens // split) + own
     return np.where(num_parts > 1, num_parts, 0)
 
 
 def _longest_first(items: Ints) -> Ints:
-    """The device takes items in order: what would end last begins first. Stable, so a prefix stays together."""
+    """Sort items so that the longest start first. The sort is stable, so the items of a prefix stay together."""
     return items[np.argsort(items[:, _LOW] - items[:, _HIGH], kind="stable")]
