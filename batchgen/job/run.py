@@ -57,12 +57,8 @@ def run_job(
     """
     watch, started, spec = Stopwatch(), datetime.now(), job.spec
     folder = OutputFolder(spec.output.path, spec.output.overwrite)
-    log.info(
-        "%s: writes to %s",
-        job.path,
-        folder.path,
-        extra=event("job_started", job=str(job.path), output=str(folder.path)),
-    )
+    job_started = event("job_started", job=str(job.path), output=str(folder.path))
+    log.info("%s: writes to %s", job.path, folder.path, extra=job_started)
     source = open_input(spec.input)
     earlier = read_earlier_run(folder)
     folder.check([*source.files, job.path], is_known=earlier is not None)
@@ -82,9 +78,8 @@ def run_job(
         with watch.part("tokenise"):
             store = TokenStore(folder.scratch / "tokens.bin")
             rows = tokenise(source, encoder, sampling, results, store, bar=progress_bar("tokenise", quiet=quiet))
-        log.info(
-            "%d rows can run", len(rows), extra=event("input_read", rows=len(rows), failed=results.counts.num_failed)
-        )
+        input_read = event("input_read", rows=len(rows), failed=results.counts.num_failed)
+        log.info("%d rows can run", len(rows), extra=input_read)
         # Refuse names and types that cannot be written; those of JSON lines are known only after reading.
         optional = optional_columns(config.output, sampling)
         output_schema(source.schema, config.output.prefix, config.output.format, optional)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from textwrap import fill
 from typing import Any, get_args
 
@@ -209,6 +209,14 @@ def _typed_values(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+# The figures that RunStats has under the same name: fields and properties, not methods.
+_SAME_NAMES = [
+    each.name
+    for each in fields(RunReport)
+    if hasattr(RunStats, each.name) and not callable(getattr(RunStats, each.name))
+]
+
+
 def make_report(
     rows: RowCounts,
     stats: RunStats,
@@ -225,6 +233,7 @@ def make_report(
     assert environment.keys() == set(ENVIRONMENT)
     total = seconds["total"]
     report = RunReport(
+        **{name: getattr(stats, name) for name in _SAME_NAMES},
         schema_version=SCHEMA_VERSION,
         started=started,
         num_rows=rows.num_done,
@@ -234,8 +243,6 @@ def make_report(
         num_prompt_tokens=prompt.total,
         num_hit_tokens=prompt.hit,
         **{f"num_miss_{cause}": tokens for cause, tokens in prompt.misses.items()},
-        num_recomputed_tokens=stats.num_recomputed_tokens,
-        hit_rate=stats.hit_rate,
         hit_ceiling=planned.hit_ceiling,
         hit_ceiling_rate=ratio(planned.hit_ceiling, prompt.total),
         hit_efficiency=(prompt.hit / planned.hit_ceiling if planned.hit_ceiling else 1.0) if prompt.total else None,
@@ -243,26 +250,8 @@ def make_report(
         ceilings=dict(planned.ceilings),
         visiting_order=visiting_order,
         num_groups=sum(group is not None for group in stats.groups),
-        block_size=stats.block_size,
         num_blocks=planned.num_blocks,
         pool_reason=planned.pool_reason,
-        peak_used_blocks=stats.peak_used_blocks,
-        internal_fragmentation=stats.internal_fragmentation,
-        peak_internal_fragmentation=stats.peak_internal_fragmentation,
-        empty_slots_per_row=stats.empty_slots_per_row,
-        num_refused_though_free=stats.num_refused_though_free,
-        static_reservation_waste=stats.static_reservation_waste,
-        sharing=stats.sharing,
-        num_steps=stats.num_steps,
-        num_waiting_steps=stats.num_waiting_steps,
-        num_reservation_steps=stats.num_reservation_steps,
-        held_back_share=stats.held_back_share,
-        num_preemptions=stats.num_preemptions,
-        mean_running=stats.mean_running,
-        peak_running=stats.peak_running,
-        num_output_tokens=stats.num_output_tokens,
-        num_prefill_tokens=stats.num_prefill_tokens,
-        num_decode_tokens=stats.num_decode_tokens,
         output_tokens_per_second=ratio(stats.num_output_tokens, run_seconds),
         prompt_tokens_per_second=ratio(prompt.total, run_seconds),
         computed_tokens_per_second=ratio(stats.num_prefill_tokens + stats.num_decode_tokens, run_seconds),
@@ -278,7 +267,5 @@ def make_report(
         environment=dict(environment),
         num_resumed_rows=rows.num_resumed,
         num_copied_tokens=prompt.copied,
-        num_samples=stats.num_samples,
-        num_overrun_tokens=stats.num_overrun_tokens,
     )
     return replace(report, findings=diagnose(report))

@@ -11,6 +11,7 @@ import torch
 
 from batchgen.engine.build import EngineSettings
 from batchgen.job import generate
+from batchgen.job.run_config import RunConfig
 from tests.end_to_end.harness import Result, TinyRunner
 from tests.tiny_models import context_model
 
@@ -46,8 +47,8 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         work()
         return 0
 
-    def changed(*given: Any) -> EngineSettings:
-        return replace(settings(*given), lag=1, replay_decodes=True)
+    def changed(config: RunConfig, num_blocks: int) -> EngineSettings:
+        return replace(settings(config, num_blocks), lag=1, replay_decodes=True)
 
     def change() -> None:
         monkeypatch.setattr(generate, "_engine_settings", changed)
