@@ -231,7 +231,7 @@ def make_report(
     prompt, run_seconds = stats.prompt, seconds.get("run", 0.0)
     assert prompt.total == prompt.found + sum(prompt.misses.values())
     assert environment.keys() == set(ENVIRONMENT)
-    total = seconds["total"]
+    parts = {part: value for part, value in seconds.items() if part != "total"}
     report = RunReport(
         **{name: getattr(stats, name) for name in _SAME_NAMES},
         schema_version=SCHEMA_VERSION,
@@ -255,12 +255,7 @@ def make_report(
         output_tokens_per_second=ratio(stats.num_output_tokens, run_seconds),
         prompt_tokens_per_second=ratio(prompt.total, run_seconds),
         computed_tokens_per_second=ratio(stats.num_prefill_tokens + stats.num_decode_tokens, run_seconds),
-        seconds={
-            **{part: value for part, value in seconds.items() if part != "total"},
-            "prefill": stats.prefill_seconds,
-            "decode": stats.decode_seconds,
-            "total": total,
-        },
+        seconds={**parts, "prefill": stats.prefill_seconds, "decode": stats.decode_seconds, "total": seconds["total"]},
         tail_share=stats.tail_share(),
         slowest_rows=stats.slowest.rows(),
         findings=[],
