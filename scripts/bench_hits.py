@@ -28,6 +28,7 @@ from batchgen.plan.token_store import TokenStore
 from batchgen.prompts.tokenise import TokenisedRows, tokenise
 from batchgen.spec.load import load_job
 from batchgen.stats.counters import RunStats
+from batchgen.stats.prompt_tokens import PromptAccount
 
 
 class NoBadRows:
@@ -68,7 +69,7 @@ def drive(rows: TokenisedRows, plan: Plan, config: RunConfig, block_size: int, n
             rng_key=0,
             max_tokens=int(rows.max_tokens[position]),
             shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[visit_index]),
-            num_seen_tokens=int(plan.seen[visit_index]),
+            account=PromptAccount(num_seen_tokens=int(plan.seen[visit_index])),
         )
         for visit_index, position in enumerate(plan.order.tolist())
     )
