@@ -80,7 +80,7 @@ def _penalise(logits: Tensor, requests: Sequence[Request]) -> None:
     A pair that occurs twice is read before it is written and gets the same value twice, so pairs need not be unique.
     """
     params = [request.params for request in requests]
-    repeated = [_array(_repeatable(request)) for request in requests]
+    repeated = [_array(_repetition_tokens(request)) for request in requests]
     outputs = [_array(request.output_token_ids if request.params.penalises else ()) for request in requests]
     pairs = _pairs(repeated, logits.device)
     factors, values = _column((each.repetition_penalty for each in params), logits.device)[pairs.rows], logits[pairs]
@@ -92,7 +92,7 @@ def _penalise(logits: Tensor, requests: Sequence[Request]) -> None:
     logits[pairs] = logits[pairs] - _column((each.presence_penalty for each in params), logits.device)[pairs.rows]
 
 
-def _repeatable(request: Request) -> list[int]:
+def _repetition_tokens(request: Request) -> list[int]:
     """Return the tokens that the repetition penalty applies to: those of prompt and completion."""
     return request.token_ids(0, request.num_tokens) if request.params.repetition_penalty != 1 else []
 

@@ -27,7 +27,7 @@ class SamplerOutput:
     requests: Sequence[Request]  # [rows]
     sampled: SampledTokens
     adjusted_rows: frozenset[int]  # rows that were not sampled from the raw logits of the model
-    logprobs_rows: Sequence[int]  # rows that ask for log-probabilities: row i of `logprobs` is of row logprobs_rows[i]
+    logprobs_rows: Sequence[int]  # rows with log-probabilities: entry i of `logprobs` is of row logprobs_rows[i]
     logprobs: LogprobsTensors | None  # None without such rows
 
     def outcomes(self) -> list[Outcome]:
@@ -68,7 +68,7 @@ class Sampler:
     def sample(self, logits: Tensor, requests: Sequence[Request], rows: SamplingRows | None) -> SamplerOutput:
         """Sample one token from each row of `logits` [rows, vocab], which may be changed in place.
 
-        Reads nothing back from the device. For a greedy row without further requests the cost is one argmax.
+        Reads nothing back from the device. A greedy row that asks for nothing else costs one argmax.
         """
         logprobs_rows = _rows_where(request.params.logprobs is not None for request in requests)
         vocab_logprobs = None  # [logprobs_rows, vocab]
