@@ -1,25 +1,25 @@
-"""SamplingParams: how the tokens of a row are chosen. A root noun, so that `job` and `engine` stay apart."""
+"""SamplingParams: how the tokens of a row are sampled. At the root, so that `engine` need not import `job`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-MIN_TEMPERATURE = 1e-6  # below this the best token is all there is, and float32 would divide by nothing
+MIN_TEMPERATURE = 1e-6  # lower temperatures mean greedy sampling, so that no logit is divided by almost 0
 
 
 class Structured(NamedTuple):
-    """The form that a completion must have."""
+    """The format that a completion must have."""
 
-    kind: str  # its key in `sampling.structured`
-    text: str  # a schema and choices as JSON
+    kind: str  # the key in `sampling.structured`
+    text: str  # its value; schemas and choices as JSON
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Resolved sampling values of a row; every field is a key of a job's `sampling`, with words as token ids.
+    """Resolved sampling values of a row; every field is a key of the job's `sampling`, with bad words as token ids.
 
-    Hashable, so that rows with equal values share one object. docs/sampling.md has the definitions; `max_tokens` None
+    Hashable, so that rows with equal values share one object. docs/sampling.md defines them; `max_tokens` None
     means: up to the context limit. `seed` is what the job file gives; the draws of a row also depend on its key, so
     that two rows with one seed differ (`prompts/prompt.py`).
     """
@@ -31,18 +31,18 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # 1.0: off
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
-    bad_words: tuple[tuple[int, ...], ...] = ()  # the last of each is forbidden behind the others
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, value added to its logit)
+    bad_words: tuple[tuple[int, ...], ...] = ()  # the last token of each is forbidden after the others
     structured: Structured | None = None
-    n: int = 1  # samples of every row
+    n: int = 1  # samples per row
     max_tokens: int | None = None
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
-    stop_token_ids: frozenset[int] = frozenset()  # from the job file; end tokens of the model are kept apart
+    stop_token_ids: frozenset[int] = frozenset()  # from the job file; the end tokens of the model are not among them
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     seed: int | None = None  # None: drawn once a run
-    logprobs: int | None = None  # how many of the best tokens beside the chosen one
+    logprobs: int | None = None  # number of top tokens to report besides the sampled one
     prompt_logprobs: int | None = None
 
     @property
@@ -51,5 +51,5 @@ class SamplingParams:
 
     @property
     def penalises(self) -> bool:
-        """Whether tokens that were there before become more or less likely."""
+        """Whether tokens that occurred before become more or less likely."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0

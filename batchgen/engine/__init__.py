@@ -1,1 +1,1 @@
-"""Engine: requests through blocks, one step at a time. Knows token ids only, never text or rows."""
+"""Engine: runs requests over KV blocks, one step at a time. Knows token ids; knows nothing of text or of files."""

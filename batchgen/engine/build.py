@@ -1,8 +1,8 @@
-"""How the engine is built from a loaded model, and what its largest steps take of a GPU's memory.
+"""Builds the engine from a loaded model, and measures the GPU memory of its largest steps.
 
-The only place that knows all parts of the engine. Memory is measured by running the real loop on made-up rows over a
-pool of one block: every token of every row goes to the same few slots, so that nothing but the pool's size is missing.
-What comes out means nothing and is thrown away.
+The only module that knows all parts of the engine. Memory is measured by running the real runner on dummy rows over a
+pool of one block: all tokens of all rows share its few slots, so everything but the pool has its full size. The outputs
+are meaningless and discarded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from batchgen.stats.counters import RunStats
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Everything that decides time and memory and no answer; all of it resolved."""
+    """The resolved settings that affect time and memory, but no output."""
 
     num_blocks: int
     block_size: int
@@ -45,14 +45,14 @@ class EngineSettings:
     max_batched_tokens: int
     expected_tokens: int | None  # None: learnt from finished rows
     prefix_cache: bool
-    max_model_len: int  # for the comparison with a static reservation
-    by_prefix: bool  # requests come in depth-first order; else the least recently used block is evicted
-    lag: int = 0  # steps that may be under way while the next one is scheduled
-    replay_decodes: bool = False  # record the forward of decode steps once a size; for a backend that can be replayed
+    max_model_len: int  # for the report: compares with a static reservation of this length
+    by_prefix: bool  # requests come in depth-first order; False: the least recently used block is evicted
+    lag: int = 0  # steps that may be in flight while the next one is scheduled
+    replay_decodes: bool = False  # record decode forwards once per batch size, with a backend that supports replay
 
     @property
     def max_blocks(self) -> int:
-        """Of one row."""
+        """The most blocks that one row can hold."""
         return min(-(-self.max_model_len // self.block_size), self.num_blocks)
 
 
@@ -63,7 +63,7 @@ def assemble_engine(
     unused_token_ids: npt.ArrayLike,
     settings: EngineSettings,
 ) -> Engine:
-    """Scheduler and runner; see `assemble_runner`."""
+    """Return an engine with a new scheduler and runner; see `assemble_runner`."""
     runner = assemble_runner(model, layers, backend, unused_token_ids, settings)
     return Engine(make_scheduler(settings), runner, RunStats(settings.block_size, settings.max_model_len))
 
@@ -75,7 +75,7 @@ def assemble_runner(
     unused_token_ids: npt.ArrayLike,
     settings: EngineSettings,
 ) -> ModelRunner:
-    """Allocate the KV cache and connect the model to it. `model` was built with our attention implementation."""
+    """Allocate the KV cache and attach the model to it. `model` was loaded with batchgen's attention implementation."""
     caches = allocate(layers, settings.num_blocks, settings.block_size, model.dtype, model.device)
     attention = StepAttention(backend, caches)
     install(model, [model.get_submodule(layer.module) for layer in layers], attention.layer)
@@ -87,7 +87,7 @@ def assemble_runner(
 
 
 def make_scheduler(settings: EngineSettings) -> Scheduler:
-    """Scheduler, prefix cache and pool; no model needed."""
+    """Return a scheduler with a new prefix cache and pool; needs no model."""
     pool = BlockPool(settings.num_blocks)
     cache = PrefixCache(pool, settings.block_size, enabled=settings.prefix_cache, lru=not settings.by_prefix)
     return Scheduler(
@@ -106,9 +106,9 @@ def measure_steps(
     settings: EngineSettings,
     params: SamplingParams,
 ) -> int:
-    """Bytes that steps take at most beside weights and KV, on a device whose memory can be measured.
+    """Return the peak memory of a step in bytes, without weights and KV cache; the device must be able to measure it.
 
-    `params` ask for all that any row asks for. Raises CapacityError.
+    `params` combine everything that any row asks for. Raises CapacityError if the largest step does not fit.
     """
 
     def run() -> None:
@@ -120,15 +120,15 @@ def measure_steps(
         return peak_memory(model.device, run)
     except OutOfMemory:
         raise CapacityError(
-            f"the model fits, but beside it a step of {settings.max_batched_tokens} tokens and {settings.max_num_seqs} "
-            "rows does not; lower engine.max_batched_tokens and engine.max_num_seqs, or use a smaller model"
+            f"the model fits, but a step of {settings.max_batched_tokens} tokens and {settings.max_num_seqs} rows does "
+            "not fit beside it; lower engine.max_batched_tokens and engine.max_num_seqs, or use a smaller model"
         ) from None
     finally:
         release_freed_memory(model.device)
 
 
 def largest_steps(settings: EngineSettings, params: SamplingParams) -> list[SchedulerOutput]:
-    """One with the most tokens and logits, and two that only decode the most rows: the second one is a replay."""
+    """Return a step with the most tokens and logits and two decode steps with the most rows; the second is replayed."""
     num_scored = 0 if params.prompt_logprobs is None else MAX_PROMPT_LOGITS
     most_rows = min(settings.max_num_seqs, settings.max_batched_tokens)
     num_rows = max(min(most_rows, settings.max_batched_tokens - num_scored), 1)
@@ -139,12 +139,15 @@ def largest_steps(settings: EngineSettings, params: SamplingParams) -> list[Sche
 
 
 def _step(lengths: Sequence[int], params: SamplingParams, block_size: int) -> SchedulerOutput:
-    """Whole prompts of these lengths, all in block 0; the first row has `params.n` samples, and what it scores fits."""
+    """Return a step that computes whole prompts of these lengths, all in block 0.
+
+    The first row has `params.n` samples, and scores no more prompt tokens than one step may.
+    """
     chunks = []
     for row, length in enumerate(lengths):
         requests = [_request(row, length, params) for _ in range(1 if row else params.n)]
         requests[0].block_table = [0] * -(-length // block_size)
-        known = TokenLogprobs(0, 0.0, 1, ())  # of the prompt's tokens but for the last that one step may score
+        known = TokenLogprobs(0, 0.0, 1, ())  # of all prompt tokens but the last MAX_PROMPT_LOGITS
         requests[0].prompt_logprobs += [known] * max(length - 1 - MAX_PROMPT_LOGITS, 0)
         chunks.append(ScheduledChunk(requests[0], 0, length, requests))
     return SchedulerOutput(0, chunks=chunks)

@@ -17,15 +17,15 @@ log = logging.getLogger("batchgen")
 
 
 class InFlight(Protocol):
-    """A step under way."""
+    """A step that has been started."""
 
     def outcomes(self) -> Sequence[Outcome]:
-        """For every sampled request in order: the next token, or the error that ends it. Waits for them."""
+        """Wait for the step; return, for every sampled request in order, the next token or the error that ends it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedStep:
-    """A step whose outcomes were there as soon as it had begun."""
+    """A step whose outcomes were known when it was started."""
 
     known: Sequence[Outcome]
 
@@ -34,29 +34,29 @@ class CompletedStep:
 
 
 class Runner(Protocol):
-    """Computes steps, in the order in which they begin; `ModelRunner` with a real model."""
+    """Computes steps in the order in which they are started. `ModelRunner` is the one with a real model."""
 
     @property
     def lag(self) -> int:
-        """How many steps may be under way while the next one is scheduled: 0 or 1."""
+        """How many steps may be in flight while the next one is scheduled: 0 or 1."""
 
     def start(self, step: SchedulerOutput) -> InFlight:
-        """Begin to compute a step. Raises OutOfMemory, and then nothing of the step was computed.
+        """Start to compute a step. Raises OutOfMemory, in which case nothing of the step was computed.
 
-        With a lag, some of the tokens it is to compute may be pending (`Request.num_pending_tokens`): the step before,
-        which is still under way, samples them.
+        With a lag of 1 some of its input tokens may be pending (`Request.num_pending_tokens`): the step before, which
+        is still in flight, samples them.
         """
 
 
 class StepInFlight(NamedTuple):
-    """A step and where its outcomes will be."""
+    """A step and the handle that will give its outcomes."""
 
     step: SchedulerOutput
     in_flight: InFlight
 
 
 class Engine:
-    """Runs requests in the order given, many at a time."""
+    """Runs requests in the given order, many at a time."""
 
     def __init__(self, scheduler: Scheduler, runner: Runner, stats: RunStats) -> None:
         self.scheduler = scheduler
@@ -67,18 +67,19 @@ class Engine:
         self._ran_out_of_memory = False
 
     def run(self, requests: Iterable[Request]) -> Iterator[list[Request]]:
-        """Take requests as they are needed; yields after every step those that ended, each exactly once."""
+        """Draw requests as they are needed; yield after every step those that finished, each exactly once."""
         source = iter(requests)
         self._observer.begin()
         while self._fill(source):
             yield self.step()
 
     def step(self) -> list[Request]:
-        """Begin one forward of the model over everything that fits; returns the requests that ended.
+        """Start one forward of the model over everything that fits; return the requests that finished.
 
-        Where the runner lags, those are the ones of the forward before, whose results come over while this one is
-        computed; where the next step depends on this one's results, they are waited for. Where the device runs out of
-        memory the step is undone, and the next one is half as large. Raises CapacityError when it cannot be smaller.
+        If the runner lags, those are the requests of the forward before, whose outcomes are copied to the host while
+        this one is computed; if the next step depends on this one's outcomes, they are waited for. If the device runs
+        out of memory the step is rolled back and the next one is half as large. Raises CapacityError when it cannot be
+        smaller.
         """
         self._observer.begin_step()
         step = self.scheduler.schedule()
@@ -95,7 +96,7 @@ class Engine:
         return finished
 
     def _begin(self, step: SchedulerOutput) -> StepInFlight | None:
-        """None if there is nothing to do, or no memory to do it."""
+        """Start a step; return None if it is idle or the device has no memory for it."""
         if step.is_idle:
             return None
         try:
@@ -106,7 +107,7 @@ class Engine:
         return StepInFlight(step, in_flight)
 
     def _collect(self) -> list[Request]:
-        """Wait for the step under way, if there is one; returns the requests that ended with it."""
+        """Wait for the step in flight, if any; return the requests that finished with it."""
         if self._in_flight is None:
             return []
         step, in_flight = self._in_flight
@@ -118,22 +119,23 @@ class Engine:
         return finished
 
     def _warn_smaller_steps(self, step: SchedulerOutput) -> None:
-        """Once loudly: how far the steps shrink is of no interest, that they do is."""
+        """Log that the steps become smaller: as a warning the first time, later at debug level."""
         if not self.scheduler.max_batched_tokens:
-            return  # that is the end, and the scheduler says so
+            return  # the scheduler raises CapacityError next
         level = logging.DEBUG if self._ran_out_of_memory else logging.WARNING
         self._ran_out_of_memory = True
         log.log(
             level,
-            "the device ran out of memory in a step of %d tokens; nothing is lost: the run goes on, slower, in steps "
-            "of at most %d tokens and %d rows; a lower engine.memory_fraction or engine.max_batched_tokens avoids it",
+            "the device ran out of memory in a step of %d tokens; no row is lost: the run continues, more slowly, "
+            "with at most %d tokens and %d rows a step; to avoid it lower engine.memory_fraction or "
+            "engine.max_batched_tokens",
             step.num_tokens,
             self.scheduler.max_batched_tokens,
             self.scheduler.max_num_seqs,
         )
 
     def _fill(self, source: Iterator[Request]) -> bool:
-        """Keep a step's worth of requests waiting; False when nothing is left to do."""
+        """Queue requests until there are enough for a step; return False when nothing is left to do."""
         while len(self.scheduler.waiting) < self.scheduler.max_num_seqs:
             request = next(source, None)
             if request is None:

@@ -1,8 +1,8 @@
-"""What a row asks for changes its logits: bias, penalties on tokens it has, tokens that are forbidden just now.
+"""Logits processors: logit bias, penalties on tokens that occurred, forbidden tokens, constraints.
 
-In this order, which is vLLM's: bias, then the repetition, frequency and presence penalties, then what is forbidden,
-and last what a constraint such as a grammar does not allow. All but the last is a gather or a scatter of (row, token)
-pairs, so a row pays for its own tokens and never for the vocabulary.
+They are applied in vLLM's order: bias, then the repetition, frequency and presence penalties, then forbidden tokens,
+and last the tokens that a constraint such as a grammar does not allow. All but the last gather or scatter (row, token)
+pairs, so the cost depends on the tokens of a row and not on the size of the vocabulary.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TokenArray = npt.NDArray[np.int64]
 
 
 def is_adjusted(request: Request) -> bool:
-    """Whether the next token of the request is chosen from other logits than the model's."""
+    """Whether the next token of the request is sampled from adjusted logits."""
     params = request.params
     return bool(
         params.penalises
@@ -35,7 +35,7 @@ def is_adjusted(request: Request) -> bool:
 
 
 def adjust(logits: Tensor, requests: Sequence[Request]) -> None:
-    """Change float32 `logits` [rows, vocab], one row a request, in place."""
+    """Adjust float32 `logits` [rows, vocab], one row per request, in place."""
     _add_bias(logits, [request.params for request in requests])
     if any(request.params.penalises for request in requests):
         _penalise(logits, requests)
@@ -46,21 +46,21 @@ def adjust(logits: Tensor, requests: Sequence[Request]) -> None:
 
 
 class _Pairs(NamedTuple):
-    """Places in logits; torch takes it as an index."""
+    """Indices of single logits; a pair of tensors that torch takes as an index."""
 
     rows: Tensor
     tokens: Tensor
 
 
 def _pairs(token_ids: Sequence[TokenArray], device: torch.device) -> _Pairs:
-    """The place of every token of every row."""
+    """Return the index pairs of these tokens; `token_ids[i]` are those of row i."""
     rows = np.repeat(np.arange(len(token_ids)), [len(ids) for ids in token_ids])
     tokens = np.concatenate([np.empty(0, np.int64), *token_ids])
     return _Pairs(*to_device([rows, tokens], device))
 
 
 def _column(values: Iterable[float], device: torch.device) -> Tensor:
-    """[values] float32."""
+    """Return the values as a float32 tensor."""
     (column,) = to_device([np.fromiter(values, np.float64)], device)
     return column.float()
 
@@ -75,12 +75,12 @@ def _add_bias(logits: Tensor, params: Sequence[SamplingParams]) -> None:
 
 
 def _penalise(logits: Tensor, requests: Sequence[Request]) -> None:
-    """Keskar et al., arXiv 1909.05858 (repetition); OpenAI's API reference (frequency, presence).
+    """Apply the penalties of Keskar et al., arXiv 1909.05858 (repetition), and OpenAI's API (frequency, presence).
 
-    A pair that comes twice is read before it is written and gets one value twice, so nothing need be made unique.
+    A pair that occurs twice is read before it is written and gets the same value twice, so pairs need not be unique.
     """
     params = [request.params for request in requests]
-    repeated = [_array(_repeated(request)) for request in requests]
+    repeated = [_array(_repetition_tokens(request)) for request in requests]
     outputs = [_array(request.output_token_ids if request.params.penalises else ()) for request in requests]
     pairs = _pairs(repeated, logits.device)
     factors, values = _column((each.repetition_penalty for each in params), logits.device)[pairs.rows], logits[pairs]
@@ -92,13 +92,13 @@ def _penalise(logits: Tensor, requests: Sequence[Request]) -> None:
     logits[pairs] = logits[pairs] - _column((each.presence_penalty for each in params), logits.device)[pairs.rows]
 
 
-def _repeated(request: Request) -> list[int]:
-    """Tokens that the repetition penalty is about: of prompt and completion."""
+def _repetition_tokens(request: Request) -> list[int]:
+    """Return the tokens that the repetition penalty applies to: those of prompt and completion."""
     return request.token_ids(0, request.num_tokens) if request.params.repetition_penalty != 1 else []
 
 
 def _forbidden(request: Request, vocab_size: int) -> TokenArray:
-    """Tokens that must not come next: ends of bad words, and all that ends a completion below min_tokens."""
+    """Return the tokens that must not come next: the ends of bad words and, below min_tokens, the end tokens."""
     params, output = request.params, request.output_token_ids
     ids = [word[-1] for word in params.bad_words if len(word) == 1 or tuple(output[1 - len(word) :]) == word[:-1]]
     if request.num_output_tokens < params.min_tokens:
@@ -107,10 +107,10 @@ def _forbidden(request: Request, vocab_size: int) -> TokenArray:
 
 
 def _disallowed(requests: Sequence[Request], logits: Tensor) -> Tensor:
-    """Bool like `logits`; all false in the rows without a constraint."""
+    """Return a bool tensor like `logits`, true for disallowed tokens; all false in rows without a constraint."""
     bits = np.full((len(requests), -(-logits.shape[-1] // 8)), 0xFF, np.uint8)
     for row, request in enumerate(requests):
         if request.constraint is not None:
             bits[row] = request.constraint.allowed()[: bits.shape[1]]
-    is_not = np.unpackbits(~bits, axis=1, count=logits.shape[-1], bitorder="little")
-    return torch.from_numpy(is_not).to(logits.device).view(torch.bool)
+    mask = np.unpackbits(~bits, axis=1, count=logits.shape[-1], bitorder="little")
+    return torch.from_numpy(mask).to(logits.device).view(torch.bool)

@@ -1,4 +1,4 @@
-"""Request: one sample of a row being generated, and what a step gives it. Knows token ids, no text, no tensors."""
+"""Request: one sample of a row while it is generated, and its outcome of a step. Knows token ids; no text or tensor."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ import numpy.typing as npt
 from batchgen.plan.token_store import TokenIds
 from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
-from batchgen.stats.prompt_tokens import PromptTokens
+from batchgen.stats.prompt_tokens import PromptAccount
 
-PENDING_TOKEN = -1  # stands for a token that a step under way gives: the device has it, the host not yet
+PENDING_TOKEN = -1  # placeholder for a token that a step in flight samples: its id is not on the host yet
 
 
 class RequestStatus(IntEnum):
-    """Where a request is. Finished comes last, so that `status >= FINISHED` is the test."""
+    """The state of a request. FINISHED comes last, so that `status >= FINISHED` is the test."""
 
     WAITING = 0
     RUNNING = 1
-    PREEMPTED = 2  # gave its blocks back; waits to be computed again
+    PREEMPTED = 2  # lost its blocks; waits to be recomputed
     FINISHED = 3
 
 
 class StopCondition(Protocol):
-    """Watches the tokens of one request for text that ends it. The engine does not know what text is."""
+    """Watches the tokens of one request for text that ends it. The engine itself knows nothing of text."""
 
     def feed(self, token_id: int) -> bool:
-        """Take the next token; True when the completion ends here."""
+        """Take the next token; return whether the completion ends with it."""
 
 
 class TokenConstraint(Protocol):
-    """Says which tokens may come next in one request. The engine does not know why."""
+    """Decides which tokens may come next in one request. The engine does not know by which grammar."""
 
     @property
     def error(self) -> str | None:
-        """Why no token is allowed, where that is known."""
+        """Why no token is allowed; None if the reason is not known."""
 
     def allowed(self) -> npt.NDArray[np.uint8]:
-        """One bit a token: token t is bit t % 8 of byte t // 8; there may be more bytes than the model has ids for."""
+        """Return a bit mask: token t is bit t % 8 of byte t // 8. It may be longer than the model's vocabulary."""
 
     def feed(self, token_id: int) -> bool:
-        """Take the next token, one that was allowed and ends nothing by itself; True when nothing can follow it."""
+        """Take the next token, which was allowed and is no end token; return whether nothing can follow it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,41 +53,36 @@ class Request:
     """A prompt and one growing completion of it.
 
     Invariant: the KV of tokens `[0, num_computed_tokens)` is in the blocks of `block_table` (or will be at the end of
-    the step being run); `block_table` is append-only until the request is preempted or finished.
+    the current step); `block_table` is append-only until the request is preempted or finished.
     """
 
     row_index: int
-    prompt_token_ids: TokenIds  # [num_prompt_tokens]; may be a view of a mapped file
+    prompt_token_ids: TokenIds  # [num_prompt_tokens]; may be a view of a memory-mapped file
     params: SamplingParams
-    rng_key: int  # 64 bits made of the job's seed and the row's key: all the randomness of this row
-    max_tokens: int  # most tokens that may be generated: by params.max_tokens and by the context limit
-    # Leading tokens this prompt has in common with the next one in visiting order; None: no order is known, keep all.
+    rng_key: int  # 64 bits derived from the seed and the key of the row: the only source of randomness of this row
+    max_tokens: int  # most tokens to generate, the smaller of params.max_tokens and what the context limit allows
+    # Leading tokens that this prompt shares with the next one in visiting order; None: the next one is not known.
     shared_with_next: int | None = None
-    hit_ceiling: int = 0  # prompt tokens that an endless cache would find after the rows before it
-    num_unique_tokens: int = 0  # prompt tokens that no row before it has
-    num_seen_tokens: int | None = None  # leading tokens that a prompt visited before has too; None: not known
-    group: int | None = None  # the prefix group it is counted in
-    end_token_ids: frozenset[int] = frozenset()  # any of these ends the completion and is no part of its text
+    end_token_ids: frozenset[int] = frozenset()  # each of these ends the completion and is not part of its text
     stop_condition: StopCondition | None = None
     constraint: TokenConstraint | None = None
     sample_index: int = 0
-    # The other samples of the row, on the first one until its prompt is computed: they begin from there.
+    # The other samples of the row. The first sample keeps them until its prompt is computed, where they start.
     later_samples: Sequence[Request] = ()
+    account: PromptAccount = field(default_factory=PromptAccount)  # for the report; nothing is decided by it
 
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     error: str | None = None
     output_token_ids: list[int] = field(default_factory=list)
-    output_logprobs: list[TokenLogprobs] = field(default_factory=list)  # one a token where params.logprobs asks
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the prompt's second token on; by the runner
-    num_pending_tokens: int = 0  # tokens of the completion that a step under way gives
+    output_logprobs: list[TokenLogprobs] = field(default_factory=list)  # one per token if params.logprobs is set
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # from the prompt's second token on
+    num_pending_tokens: int = 0  # tokens of the completion that a step in flight samples
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
-    origin: PromptTokens | None = None  # set once, at the first admission, for the counters
-    num_cached_tokens: int | None = None  # set once, at the first admission
+    num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache; set at the first admission
     num_indexed_blocks: int = 0  # leading blocks of block_table that were offered to the prefix cache
     num_lost_tokens: int = 0  # computed before the last preemption
-    admitted_at: float | None = None  # seconds since the start of the run, at the first admission
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -95,22 +90,22 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens of the completion so far, those included that are pending."""
+        """Tokens of the completion so far, pending ones included."""
         return len(self.output_token_ids) + self.num_pending_tokens
 
     @property
     def num_tokens(self) -> int:
-        """Tokens so far; `num_computed_tokens` catches up with this number."""
+        """Tokens of prompt and completion so far; `num_computed_tokens` catches up with this number."""
         return len(self.prompt_token_ids) + self.num_output_tokens
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing of it is left to compute: it has ended, or its last token is pending."""
+        """Whether nothing is left to compute: the request has finished, or its last token is pending."""
         return self.status >= RequestStatus.FINISHED or self.num_output_tokens >= self.max_tokens
 
     @property
     def needs_results(self) -> bool:
-        """Whether its next step depends on more of what the last one gave than the number of tokens."""
+        """Whether its next step depends on the outcome of the last one, not only on the number of tokens."""
         has_long_bad_words = any(len(word) > 1 for word in self.params.bad_words)
         is_adjusted = self.params.penalises or has_long_bad_words or self.constraint is not None
         return is_adjusted or self.computes_whole_prompt
@@ -121,25 +116,25 @@ class Request:
 
     @property
     def computes_whole_prompt(self) -> bool:
-        """Whether logits of prompt tokens are still wanted, so that none of them can come from the cache."""
+        """Whether logits of prompt tokens are still to be computed, so that none can come from the prefix cache."""
         return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     def token_ids(self, start: int, stop: int) -> list[int]:
-        """Tokens `[start, stop)` of prompt and completion together, PENDING_TOKEN for those that are pending."""
+        """Return tokens `[start, stop)` of prompt and completion together, with PENDING_TOKEN for pending ones."""
         num_prompt = self.num_prompt_tokens
         ids: list[int] = self.prompt_token_ids[start : min(stop, num_prompt)].tolist() if start < num_prompt else []
         ids += self.output_token_ids[max(start - num_prompt, 0) : max(stop - num_prompt, 0)]
         return ids + [PENDING_TOKEN] * (min(stop, self.num_tokens) - start - len(ids))
 
     def take(self, outcome: Outcome) -> None:
-        """Take what a step gave."""
+        """Take the outcome of a step."""
         if isinstance(outcome, Failed):
             self.finish(FinishReason.ERROR, outcome.error)
         else:
             self.append(outcome)
 
     def append(self, sampled: SampledToken) -> None:
-        """Take a sampled token, and finish if it ends the completion."""
+        """Append a sampled token, and finish if it ends the completion."""
         token_id, self.num_pending_tokens = sampled.token_id, 0
         self.output_token_ids.append(token_id)
         if sampled.logprobs is not None:
@@ -150,7 +145,7 @@ class Request:
             self.finish(FinishReason.LENGTH)
 
     def _ends_with(self, token_id: int) -> bool:
-        """Whether a token that is no end token completes what watches the request."""
+        """Feed a token that is no end token; return whether the stop condition or the constraint ends with it."""
         watchers = (self.stop_condition, self.constraint)
         return any(watcher.feed(token_id) for watcher in watchers if watcher is not None)
 
@@ -161,23 +156,23 @@ class Request:
 
 
 class TokenLogprobs(NamedTuple):
-    """One token under the model's own distribution, before temperature, penalties and filters."""
+    """One token under the raw distribution of the model, before temperature, penalties and filters."""
 
     token_id: int
     logprob: float
     rank: int  # from 1
-    top: tuple[tuple[int, float], ...]  # (token id, logprob) of the best, best first
+    top: tuple[tuple[int, float], ...]  # (token id, logprob) of the most likely tokens, best first
 
 
 class SampledToken(NamedTuple):
-    """The next token."""
+    """The next token of a request."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
 
 
 class Failed(NamedTuple):
-    """The row ends here."""
+    """No token could be sampled; the request ends with this error."""
 
     error: str
 
@@ -186,19 +181,19 @@ Outcome = SampledToken | Failed
 
 
 def remove_finished(running: Sequence[Request], waiting_rows: Collection[int]) -> list[Request]:
-    """`running` without those that are over; `waiting_rows` have samples that wait.
+    """Return `running` without the finished requests; `waiting_rows` are the rows with samples in the queue.
 
-    Should the row before a gap come again, its next row is the one behind the gap: what it shares with that is the
-    least over the gap. Samples of one row have the same next row.
+    If the row before a removed one is preempted and admitted again, its next row is the one after the removed row, so
+    its `shared_with_next` becomes the minimum over both. All samples of one row have the same next row.
     """
-    staying: list[Request] = []
-    left = {request.row_index for request in running if not request.is_done}.union(waiting_rows)
+    remaining: list[Request] = []
+    remaining_rows = {request.row_index for request in running if not request.is_done}.union(waiting_rows)
     for request in running:
         if not request.is_done:
-            staying.append(request)
-        elif staying and request.shared_with_next is not None:
-            before = staying[-1]
-            if before.row_index == request.row_index or request.row_index not in left:
+            remaining.append(request)
+        elif remaining and request.shared_with_next is not None:
+            before = remaining[-1]
+            if before.row_index == request.row_index or request.row_index not in remaining_rows:
                 assert before.shared_with_next is not None
                 before.shared_with_next = min(before.shared_with_next, request.shared_with_next)
-    return staying
+    return remaining

@@ -1,11 +1,11 @@
-"""RequestBlocks: which blocks a request holds. The scheduler says when, this says where. Plain Python.
+"""RequestBlocks: which blocks a request holds. The scheduler decides when, this room decides where. Plain Python.
 
-All samples of a row hold the blocks of its prompt together, the half-filled last one too. Who writes to that one while
-others hold it gets a copy first, and the last to write keeps the original (copy-on-write, as in PagedAttention, arXiv
-2309.06180). So a block that is not full is written to by one request only.
+All samples of a row share the blocks of its prompt, the partially filled last one included. A sample that writes to a
+block while others hold it gets a copy first, and the last one to write keeps the original (copy-on-write, as in
+PagedAttention, arXiv 2309.06180). So a partially filled block is written by one request only.
 
-A block that a step fills may have tokens from earlier steps, and tokens that this step computes for one row or for
-several: whoever copies its beginning takes each from where it comes from (BlockOrigin).
+A block that a step fills may contain tokens of earlier steps, and tokens that this step computes for one or several
+rows: a request that copies its beginning takes each part from where it comes from (BlockSource).
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from batchgen.plan.token_store import TokenIds
 
 @dataclass(frozen=True, slots=True)
 class FoundBlocks:
-    """What the prefix cache has of a request's prompt."""
+    """The part of a request's prompt that the prefix cache has."""
 
-    chain: list[int]  # all full blocks that it begins with
-    matched: list[int]  # those of them that the request can take
-    partial: BlockSource | None = None  # where the first tokens behind those can be copied from
+    chain: list[int]  # all cached full blocks that the prompt begins with
+    matched: list[int]  # the leading ones that the request takes
+    partial: BlockSource | None = None  # the source to copy the first tokens behind those from
 
     @property
     def num_copied(self) -> int:
-        """Tokens to copy."""
+        """Number of tokens to copy."""
         return 0 if self.partial is None else self.partial.num_tokens
 
 
 class RequestBlocks:
-    """Keeps block tables, pool and prefix cache in step.
+    """Keeps block tables, pool and prefix cache consistent.
 
-    Invariant: a request's table has just the blocks of its computed tokens.
+    Invariant: the block table of a request has exactly the blocks of its computed tokens.
     """
 
     def __init__(self, cache: PrefixCache) -> None:
         self.cache = cache
         self._size = cache.block_size
-        self._sources: dict[int, BlockSource] = {}  # of the prompt blocks that this step fills
+        self._sources: dict[int, BlockSource] = {}  # block id -> source, for the prompt blocks that this step fills
 
     def begin_step(self) -> None:
-        """What was scheduled so far is computed now."""
+        """Begin a step: what was scheduled so far is computed."""
         self.cache.begin_step()
         self._sources.clear()
 
@@ -54,19 +54,19 @@ class RequestBlocks:
         return -(-num_tokens // self._size)
 
     def num_missing(self, request: Request, num_tokens: int) -> int:
-        """Blocks to allocate before the first `num_tokens` tokens of the request have their slots."""
+        """Return how many blocks to allocate until the first `num_tokens` tokens of the request have slots."""
         num_new = self.num_blocks(num_tokens) - len(request.block_table)
         return max(num_new, 0) + self.writes_to_shared(request)
 
     def writes_to_shared(self, request: Request) -> bool:
-        """Whether the next token goes to a half-filled block that other samples hold too."""
+        """Whether the next token goes to a partially filled block that other samples hold too."""
         table, num_computed = request.block_table, request.num_computed_tokens
         if not table or self.cache.pool.ref_count(table[-1]) == 1:
             return False
         return num_computed % self._size > 0 and len(table) == self.num_blocks(num_computed)
 
     def num_shared(self, request: Request, num_matched: int) -> int:
-        """Leading full blocks of a request that others hold too or will hold: they do not go when it ends."""
+        """Return how many leading full blocks others hold or will hold: they stay in use when this request ends."""
         if request.params.n > 1:
             return request.num_prompt_tokens // self._size
         if not self.cache.enabled:
@@ -75,15 +75,15 @@ class RequestBlocks:
         return max(num_found, (request.shared_with_next or 0) // self._size)
 
     def find(self, request: Request) -> FoundBlocks:
-        """Look the prompt up. Changes nothing."""
+        """Look up the prompt in the prefix cache. Changes nothing."""
         chain = self.cache.match(request.prompt_token_ids)
-        if request.block_table:  # a later sample holds its prompt
+        if request.block_table:  # a later sample holds the blocks of its prompt already
             return FoundBlocks(chain, [])
-        # At least one token must be computed: its logits are wanted.
         if request.computes_whole_prompt:
             return FoundBlocks(chain, [])
+        # At least one token must be computed, for its logits.
         matched = chain[: (request.num_tokens - 1) // self._size]
-        # What comes back takes no more than it had: the rest was accounted for as not found.
+        # After a preemption a request copies no more tokens than it had: the others were counted as computed.
         limit = request.num_tokens - 1 if request.num_cached_tokens is None else request.num_lost_tokens
         wanted = request.prompt_token_ids[len(matched) * self._size : limit][: self._size]
         return FoundBlocks(chain, matched, self._find_partial(matched[-1] if matched else None, wanted))
@@ -96,7 +96,7 @@ class RequestBlocks:
         return BlockSource(partial.block_id, partial.num_tokens) if source is None else source.first(partial.num_tokens)
 
     def take(self, request: Request, found: FoundBlocks) -> None:
-        """Give a request what was found of it. What is to be copied has no block before `extend`."""
+        """Give a request the blocks that were found. The block to copy into is allocated later, by `extend`."""
         self.cache.acquire(found.matched)
         if request.shared_with_next is not None:
             self.cache.retain(found.chain, request.shared_with_next)
@@ -109,7 +109,10 @@ class RequestBlocks:
             request.num_cached_tokens = request.num_computed_tokens
 
     def copies_for(self, request: Request, found: FoundBlocks) -> tuple[list[BlockCopy], list[Repeat]]:
-        """What must be copied for a request that took `found` and was extended since, of earlier steps and of this."""
+        """Return the copies of earlier tokens, and the second writes of this step's, that fill the partial block found.
+
+        The request has taken `found` and was extended since.
+        """
         if found.partial is None:
             return [], []
         target = request.block_table[len(found.matched)]
@@ -118,7 +121,7 @@ class RequestBlocks:
         return found.partial.copies(target), found.partial.repeats(target)
 
     def extend(self, request: Request, stop: int) -> list[BlockCopy]:
-        """Slots for tokens up to `stop`, which count as computed from here on; returns what must be copied first."""
+        """Allocate slots for the tokens up to `stop`, which count as computed now; return the copies needed first."""
         copies = [self._copy_on_write(request)] if self.writes_to_shared(request) else []
         for _ in range(self.num_blocks(stop) - len(request.block_table)):
             request.block_table.append(self.cache.allocate())
@@ -134,7 +137,7 @@ class RequestBlocks:
         return BlockCopy(shared, request.block_table[-1])
 
     def fork(self, request: Request) -> None:
-        """Its whole prompt is computed: the later samples of the row hold all its blocks too."""
+        """Let the later samples of the row hold all blocks of the request, whose prompt is computed."""
         for sample in request.later_samples:
             self.cache.acquire(request.block_table)
             sample.block_table = list(request.block_table)
@@ -143,43 +146,43 @@ class RequestBlocks:
             sample.num_cached_tokens = sample.num_prompt_tokens
 
     def unfork(self, request: Request, samples: Sequence[Request]) -> None:
-        """The end of its prompt is not computed after all: these later samples of the row hold nothing yet."""
+        """Undo `fork`: the end of the prompt was not computed, so these later samples hold no blocks yet."""
         for sample in samples:
             self.release(sample)
             sample.status, sample.num_cached_tokens = RequestStatus.WAITING, None
         request.later_samples = samples
 
     def release(self, request: Request, *, is_sound: bool = True) -> None:
-        """Let go of everything; of blocks that are not `is_sound` nothing is kept that only this request used."""
+        """Release all blocks; if they are not sound, none that only this request used is kept in the cache."""
         self.cache.release(request.block_table, is_sound=is_sound)
         request.block_table = []
         request.num_computed_tokens = 0
         request.num_indexed_blocks = 0
 
     def _index_prompt(self, request: Request, start: int) -> None:
-        """Let later rows share the prompt's blocks that are full now, and copy from its last one once it is there.
+        """Index the prompt blocks that are full now, and the last one too once the whole prompt is computed.
 
-        Only the prompt's: completions are not shared. This step computes the tokens from `start` on.
+        Completions are not shared. This step computes the tokens from `start` on.
         """
         size, num_prompt = self._size, request.num_prompt_tokens
         is_whole = request.num_computed_tokens >= num_prompt
         num_blocks = self.num_blocks(num_prompt) if is_whole else request.num_computed_tokens // size
-        for position in range(request.num_indexed_blocks, num_blocks):
-            parent = request.block_table[position - 1] if position else None
-            tokens = request.prompt_token_ids[position * size : (position + 1) * size]
-            num_kept = _num_kept(request, position * size, len(tokens), size)
-            # Refused where an equal block is there: this row's last one, whose last token it had to compute again, or
-            # all of them where it computes its whole prompt.
-            if self.cache.insert(request.block_table[position], parent, tokens.tobytes(), num_kept=num_kept):
-                first = max(start, position * size)
-                computed = ComputedTokens(request, first, position * size + len(tokens))
-                block_id = request.block_table[position]
-                self._sources[block_id] = BlockSource(block_id, first - position * size, (computed,))
+        for index in range(request.num_indexed_blocks, num_blocks):
+            block_id, block_start = request.block_table[index], index * size
+            parent = request.block_table[index - 1] if index else None
+            tokens = request.prompt_token_ids[block_start : block_start + size]
+            num_kept = _num_kept(request, block_start, len(tokens), size)
+            # Refused if an equal block is indexed: the last one of a row that had to recompute its last token, and all
+            # those of a row that computes its whole prompt.
+            if self.cache.insert(block_id, parent, tokens.tobytes(), num_kept=num_kept):
+                first = max(start, block_start)
+                computed = ComputedTokens(request, first, block_start + len(tokens))
+                self._sources[block_id] = BlockSource(block_id, first - block_start, (computed,))
         request.num_indexed_blocks = max(request.num_indexed_blocks, num_blocks)
 
 
 def _num_kept(request: Request, start: int, num_tokens: int, block_size: int) -> int:
-    """How many tokens of a prompt block are kept for the next row. Of an unknown future only full blocks are."""
+    """Return how many tokens of a prompt block to keep for the next row: all of a full block if that row is unknown."""
     if request.shared_with_next is None:
         return num_tokens if num_tokens == block_size else 0
     return min(max(request.shared_with_next - start, 0), num_tokens)
@@ -195,7 +198,7 @@ class ComputedTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockSource:
-    """The first tokens of a block: `num_earlier` of block `earlier`, as it was before this step, and what follows."""
+    """The first tokens of a block: `num_earlier` of block `earlier` as it was before this step, then `computed`."""
 
     earlier: int
     num_earlier: int
@@ -206,7 +209,7 @@ class BlockSource:
         return self.num_earlier + sum(part.stop - part.start for part in self.computed)
 
     def first(self, num_tokens: int) -> BlockSource:
-        """The first `num_tokens` of them."""
+        """Return the source of the first `num_tokens` of these tokens."""
         left = num_tokens - self.num_earlier
         parts: list[ComputedTokens] = []
         for part in self.computed:
@@ -217,12 +220,13 @@ class BlockSource:
         return BlockSource(self.earlier, min(self.num_earlier, num_tokens), tuple(parts))
 
     def followed_by(self, computed: tuple[ComputedTokens, ...]) -> BlockSource:
+        """Return the source of these tokens and `computed` behind them."""
         return BlockSource(self.earlier, self.num_earlier, self.computed + computed)
 
     def copies(self, target: int) -> list[BlockCopy]:
-        """What goes to block `target` before the step. It may be there: nobody wanted it, and it was first at hand."""
+        """Return the copy to block `target` before the step; none if `earlier` itself was freed and allocated again."""
         return [BlockCopy(self.earlier, target)] if self.num_earlier and self.earlier != target else []
 
     def repeats(self, target: int) -> list[Repeat]:
-        """What goes to block `target` while the step is computed."""
+        """Return the second writes to block `target` while the step is computed."""
         return [Repeat(*part, target) for part in self.computed]

@@ -1,4 +1,4 @@
-"""ModelRunner: a scheduler's decision to token ids, through the model. The only part of the engine that runs it."""
+"""ModelRunner: runs the model over a scheduled step and samples. The only part of the engine that calls the model."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from batchgen.models.transfer import HostCopies
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step that the device was given, and its results on their way to the host."""
+    """A step that was launched on the device, and its results while they are copied to the host."""
 
-    sampled: SamplerOutput
-    scores: Sequence[tuple[Request, LogprobsTensors]]
+    output: SamplerOutput
+    prompt_logprobs: Sequence[tuple[Request, LogprobsTensors]]
     copies: HostCopies
 
     def outcomes(self) -> list[Outcome]:
-        """See `engine.InFlight`. What the model says of prompt tokens goes to their requests: it decides nothing."""
+        """See `engine.InFlight`. Prompt log-probabilities are stored in their requests, as nothing depends on them."""
         self.copies.wait()
-        for request, measured in self.scores:
-            request.prompt_logprobs += measured.read()
-        return self.sampled.outcomes()
+        for request, logprobs in self.prompt_logprobs:
+            request.prompt_logprobs += logprobs.read()
+        return self.output.outcomes()
 
 
 class ModelRunner:
-    """One flattened forward a step: prefill chunks and decodes together, logits only where a row samples.
+    """Runs one flattened forward per step: prefill chunks and decodes together, logits only where they are needed.
 
-    Nothing that the device computes is read while a step begins: tokens that the step before is still to sample are
-    taken where they will be. Steps that only decode are replayed from `graphs` where there are some.
+    Starting a step reads nothing back from the device: pending tokens are taken from the tensor in which the step
+    before will store them. With `graphs`, steps that only decode are replayed from CUDA graphs.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class ModelRunner:
         self.lag = lag
         self.graphs = graphs
         self._tables = BlockTables()
-        # Of the last step that began: who takes a token, and the tokens, on the device.
-        self._sampled: Sequence[Request] = ()
-        self._tokens = torch.empty(0, dtype=torch.int64)
+        # Of the step started last: the requests that sample a token, and their tokens, on the device.
+        self._sampled_requests: Sequence[Request] = ()
+        self._sampled_tokens = torch.empty(0, dtype=torch.int64)
 
     @torch.inference_mode()
     def start(self, step: SchedulerOutput) -> InFlight:
@@ -74,30 +74,30 @@ class ModelRunner:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-        # Only here is the error gone, and with it the frames that held the step's tensors.
+        # Only outside the handler is the exception freed, and with it the frames that hold the step's tensors.
         release_freed_memory(self.model.device)
         raise OutOfMemory
 
     def _launch(self, step: SchedulerOutput) -> LaunchedStep:
         device = self.model.device
-        batch = make_batch(step, self._tables, self.block_size, device, self._sampled)
+        batch = make_batch(step, self._tables, self.block_size, device, self._sampled_requests)
         inputs = batch.inputs
-        if len(inputs.pending_at):
-            inputs.input_ids[inputs.pending_at] = self._tokens[inputs.pending_from]
+        if len(inputs.pending_indices):
+            inputs.input_ids[inputs.pending_indices] = self._sampled_tokens[inputs.pending_sources]
         self.attention.copy(inputs.copies)
         logits = self._forward(batch)
-        scores = list(self._score(logits[batch.num_sampled :], batch.scored))
+        prompt_logprobs = list(self._score_prompts(logits[batch.num_sampled :], batch.scored))
         logits = logits[: batch.num_sampled]
-        if len(inputs.draws) > len(logits):  # several samples of a row begin from one row of logits
-            logits = logits[inputs.draws]
-        sampled = self.sampler.sample(logits, step.sampled_requests, batch.sampling)
-        self._sampled, self._tokens = sampled.requests, sampled.sampled.tokens
+        if len(inputs.sampled_from) > len(logits):  # several samples of a prompt start from one row of logits
+            logits = logits[inputs.sampled_from]
+        output = self.sampler.sample(logits, step.sampled_requests, batch.sampling)
+        self._sampled_requests, self._sampled_tokens = output.requests, output.sampled.tokens
         copies = HostCopies.begin(device)
-        scored = [(request, measured.on_host(copies.of)) for request, measured in scores]
-        return LaunchedStep(sampled.on_host(copies.of), scored, copies)
+        on_host = [(request, logprobs.on_host(copies.of)) for request, logprobs in prompt_logprobs]
+        return LaunchedStep(output.on_host(copies.of), on_host, copies)
 
     def _forward(self, batch: Batch) -> Tensor:
-        """[S + P, vocab] logits, which the next step may overwrite."""
+        """Return the logits, [S + P, vocab]; the next step may overwrite them."""
         inputs = batch.inputs
         if self.graphs is not None and self.graphs.can_record and batch.is_decode:
             return self.graphs.run(inputs.input_ids, inputs.position_ids, batch.attention)
@@ -106,12 +106,14 @@ class ModelRunner:
             input_ids=inputs.input_ids[None],
             position_ids=inputs.position_ids[None],
             use_cache=False,
-            logits_to_keep=inputs.logits_at,
+            logits_to_keep=inputs.logits_indices,
         )
         return output.logits[0]  # type: ignore[no-any-return]
 
-    def _score(self, logits: Tensor, chunks: Sequence[ScheduledChunk]) -> Iterator[tuple[Request, LogprobsTensors]]:
-        """`logits` [scored places, vocab] -> what the model says of the prompt tokens behind the chunks' places."""
+    def _score_prompts(
+        self, logits: Tensor, chunks: Sequence[ScheduledChunk]
+    ) -> Iterator[tuple[Request, LogprobsTensors]]:
+        """Yield the log-probabilities of the prompt tokens that `logits` [P, vocab] predict, chunk by chunk."""
         start = 0
         for chunk in chunks:
             request, positions = chunk.request, chunk.scored

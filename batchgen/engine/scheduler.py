@@ -1,23 +1,24 @@
-"""Scheduler: which tokens of which requests the next step computes, and in which blocks. Plain Python.
+"""Scheduler: decides which tokens of which requests the next step computes, and in which blocks. Plain Python.
 
 There are no prefill and decode phases: a request has `num_tokens` known tokens of which `num_computed_tokens` are
 computed, and each step lets it catch up (the idea of vLLM's scheduler). The rules:
 
-1. Running requests first, in the order of their admission; only the step's token budget cuts a chunk, or for a prompt
-   whose own log-probabilities are asked for the number of prompt logits that a step holds.
-2. Then waiting requests strictly in order, none skipped, while the pool can be expected to see them to their end.
+1. Running requests come first, in the order of their admission. Only the token budget of the step cuts a chunk, or, for
+   a prompt with prompt_logprobs, the number of prompt logits that one step computes.
+2. Waiting requests follow strictly in order, none skipped, while the pool is expected to hold them to their end.
 3. A prompt block enters the prefix cache when the chunk that fills it is scheduled, so that rows of the same step share
-   it: every layer writes K and V before it attends. So can the beginning of a block: what the step computes of it is
-   written twice, the rest copied.
-4. When a chunk ends a row's prompt, its logits give the first token of every sample of the row. The later samples hold
-   the prompt's blocks from then on, and are the next to be admitted.
-5. When the pool is full after all, the request admitted last gives its blocks back and is the first to come again.
-6. A step may be decided while the one before is under way. The tokens that one gives are pending: they count, and a
-   request whose last token is pending leaves at once. Nobody is preempted or failed whose pending token may end it.
+   it: every layer writes K and V before it attends. The beginning of a block can be shared in the same step too: the
+   tokens that this step computes are written to both blocks, earlier ones are copied.
+4. When a chunk ends the prompt of a row, its logits give the first token of every sample of the row. The later samples
+   hold the blocks of the prompt from then on, and are the next to be admitted.
+5. When the pool is full nevertheless, the request admitted last is preempted and is the next to be admitted again.
+6. A step may be scheduled while the one before is in flight. The tokens which that one samples are pending: they count,
+   and a request whose last token is pending is removed at once. A request with a pending token is neither preempted nor
+   failed, as that token may end it.
 
-A request that ends by what its pending token is, has one token in the step under way that nobody wants. Its blocks go
-to others all the same: steps come one after the other on the device, so that whatever a later step writes or copies
-comes after that token's K and V, which lie behind the prompt's and so behind all that others may share.
+A request that its pending token ends has one superfluous token in the step in flight. Its blocks can be given to others
+all the same: steps run one after the other on the device, so whatever a later step writes or copies is written after
+the K and V of that token, whose slot is behind the prompt and so behind everything that others may share.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from batchgen.request_output import FinishReason
 class Scheduler:
     """Moves requests from waiting to running to finished.
 
-    Invariant: `running` is in the order of admission; every waiting request comes after every running one in the
-    visiting order, but for preempted ones and later samples of a running row at the front of the queue.
+    Invariant: `running` is in the order of admission; every waiting request comes after every running one in visiting
+    order, except preempted requests and later samples of a running row, which are at the front of the queue.
     """
 
     def __init__(
@@ -54,22 +55,22 @@ class Scheduler:
 
     @property
     def capacity_tokens(self) -> int:
-        """Token slots of the whole pool."""
+        """Number of token slots in the whole pool."""
         return self.cache.pool.num_blocks * self.cache.block_size
 
     def add(self, request: Request) -> None:
-        """Queue the first sample of a row behind the others. Its prompt must fit the pool (`capacity_tokens`)."""
+        """Append the first sample of a row to the queue. Its prompt must fit the pool (`capacity_tokens`)."""
         assert 0 < request.num_prompt_tokens <= self.capacity_tokens
         self.waiting.append(request)
 
     def schedule(self) -> SchedulerOutput:
-        """Decide one step and apply the decision to the blocks; the tokens count as computed from here on.
+        """Schedule one step and apply it to the blocks; its tokens count as computed from here on.
 
         Raises CapacityError when a step of one token was too large for the device.
         """
         if not self.max_batched_tokens:
             raise CapacityError(
-                "the device has no memory left for a step of a single token; the rows that are finished are kept: "
+                "the device has no memory left for a step of a single token; finished rows are kept: "
                 "lower engine.memory_fraction or engine.num_blocks, and run the same command again"
             )
         self.blocks.begin_step()
@@ -79,24 +80,24 @@ class Scheduler:
         return step
 
     def mark_pending(self, step: SchedulerOutput) -> None:
-        """The next step is decided before the outcomes of this one are known.
+        """Mark the tokens that a step in flight samples as pending, so that the next step can be scheduled.
 
-        Its tokens are pending from here on, and whoever gets its last one needs no blocks any more.
+        Requests whose last token is pending are removed, and their blocks released.
         """
         for request in step.sampled_requests:
             request.num_pending_tokens = int(request.status < RequestStatus.FINISHED)
-        over = [request for request in step.sampled_requests if request.is_done]
-        for request in over:
+        done = [request for request in step.sampled_requests if request.is_done]
+        for request in done:
             self.blocks.release(request)
-        if over:
+        if done:
             self._remove_finished()
 
     def update(self, step: SchedulerOutput, outcomes: Sequence[Outcome]) -> list[Request]:
-        """Take what `step.sampled_requests` got; returns the requests that ended. Steps come in their order."""
+        """Apply the outcomes of `step.sampled_requests`; return the finished requests. Steps come in their order."""
         finished = list(step.failed)
         for request, outcome in zip(step.sampled_requests, outcomes, strict=True):
             if request.status >= RequestStatus.FINISHED:
-                continue  # by the step before, when this one was under way
+                continue  # it finished with the step before, while this one was in flight
             request.take(outcome)
             if request.status >= RequestStatus.FINISHED:
                 finished.append(request)
@@ -107,13 +108,13 @@ class Scheduler:
         return finished
 
     def rollback(self, step: SchedulerOutput) -> None:
-        """Nothing of the step was computed, for want of memory: undo it, and make steps at most half as large.
+        """Undo a step for which the device had no memory, and halve the size of later steps.
 
-        The outcomes of the step before are known. Everything that runs gives its blocks back and comes again in the
-        same order; nobody but the requests knew of the step.
+        The outcomes of the step before have been applied. Every running request is preempted, to be admitted again in
+        the same order. Only the requests, their blocks and the prefix cache have seen the step.
         """
-        assert not step.failed, "there was something to compute"
-        # A row that decodes takes one token, so rows are limited by tokens.
+        assert not step.failed, "a step that fails a request computes nothing"
+        # A decoding request takes one token, so the token budget bounds the number of requests.
         self.max_batched_tokens = step.num_tokens // 2
         self.max_num_seqs = min(self.max_num_seqs, self.max_batched_tokens)
         self.cache.rollback_step()
@@ -126,14 +127,14 @@ class Scheduler:
             self._rollback_admission(admission)
 
     def _remove_finished(self) -> None:
-        """Whoever is over leaves."""
+        """Remove the finished requests, and those whose last token is pending, from both queues."""
         self.waiting = deque(request for request in self.waiting if not request.is_done)
         self.running = remove_finished(self.running, {request.row_index for request in self.waiting})
 
     # Running requests
 
     def _schedule_running(self, step: SchedulerOutput) -> bool:
-        """False if one of them had no room."""
+        """Schedule the running requests; return False if one of them did not fit the pool."""
         for request in self._running_in_order():
             if step.num_tokens_left == 0:
                 break
@@ -145,14 +146,14 @@ class Scheduler:
         return True
 
     def _running_in_order(self) -> Iterator[Request]:
-        """The running requests, also while the last of them are being preempted."""
-        position = 0
-        while position < len(self.running):
-            yield self.running[position]
-            position += 1
+        """Yield the running requests in order, while preemption may shorten the list at its end."""
+        index = 0
+        while index < len(self.running):
+            yield self.running[index]
+            index += 1
 
     def _make_room(self, request: Request, num_tokens: int, step: SchedulerOutput) -> bool:
-        """Preempt from the back until the chunk fits; False if `request` itself had to go, or must wait for results."""
+        """Preempt from the back until the chunk fits; return False if `request` is preempted, fails or must wait."""
         stop = request.num_computed_tokens + num_tokens
         while (needed := self.blocks.num_missing(request, stop)) > self.cache.num_available:
             step.num_refused_though_free += self.cache.pool.num_free >= needed
@@ -168,7 +169,7 @@ class Scheduler:
         return True
 
     def _last_waiting_holder(self) -> Request | None:
-        """The last of the later samples that hold their prompt before they run. They share it with those that do."""
+        """Return the last waiting sample that already holds the blocks of its prompt; None without one."""
         return next((request for request in reversed(self.waiting) if request.block_table), None)
 
     def _preempt(self, victim: Request, step: SchedulerOutput) -> None:
@@ -180,11 +181,11 @@ class Scheduler:
         step.preempted.append(victim)
 
     def _fail(self, request: Request, step: SchedulerOutput) -> None:
-        """The last one running, and the whole pool is too small for it, or for the prompt of its row."""
+        """Fail the only running request, as the whole pool is too small for it, with all samples of its row."""
         error = (
-            f"the row needs more than the {self.capacity_tokens} tokens that the KV pool has in all "
+            f"the row needs more than the {self.capacity_tokens} tokens that the whole KV pool holds "
             f"(prompt {request.num_prompt_tokens}, generated {len(request.output_token_ids)}, "
-            f"up to {request.num_prompt_tokens + request.max_tokens} asked for); "
+            f"up to {request.num_prompt_tokens + request.max_tokens} requested); "
             "lower sampling.max_tokens, or raise engine.num_blocks or engine.memory_fraction"
         )
         for sample in (request, *request.later_samples):
@@ -216,7 +217,7 @@ class Scheduler:
         step.admissions.append(Admission(request, is_first, num_matched, found.num_copied, num_recomputed))
         request.status = RequestStatus.RUNNING
         self.running.append(request)
-        # A later sample admitted in the step that computes its prompt has no token to compute yet.
+        # A later sample that is admitted in the step that computes its prompt has no token to compute yet.
         num_tokens = step.num_schedulable_tokens(request)
         if num_tokens and self._make_room(request, num_tokens, step):
             self._schedule_chunk(request, num_tokens, step)
@@ -231,12 +232,12 @@ class Scheduler:
         return reservation
 
     def _fits_now(self, request: Request, found: FoundBlocks) -> bool:
-        """Whether the known tokens would fit at this moment, growth of all rows left aside."""
+        """Whether the known tokens fit the pool now, leaving aside how all rows will grow."""
         num_missing = self.blocks.num_missing(request, request.num_tokens) - len(found.matched)
-        # An idle block that is taken is among those that could be allocated.
+        # A matched idle block counts as available, so taking it makes one block fewer available.
         return num_missing + sum(map(self.cache.is_idle, found.matched)) <= self.cache.num_available
 
-    # Both
+    # Running and waiting requests
 
     def _schedule_chunk(self, request: Request, num_tokens: int, step: SchedulerOutput) -> None:
         start = request.num_computed_tokens
@@ -249,7 +250,7 @@ class Scheduler:
         step.chunks.append(chunk)
 
     def _fork(self, request: Request) -> list[Request]:
-        """Whoever takes a token after the last known one of `request`: at the end of a prompt every sample."""
+        """Return the requests that sample from the last token of `request`: at the end of a prompt, all its samples."""
         samples = [request, *request.later_samples]
         self.blocks.fork(request)
         self.waiting.extendleft(reversed(request.later_samples))
@@ -257,7 +258,7 @@ class Scheduler:
         return samples
 
     def _rollback_admission(self, admission: Admission) -> None:
-        """The request is as it was before it came: its next admission is accounted for in place of this one."""
+        """Restore the counts that the admission changed, so that the next admission is counted instead of this one."""
         request = admission.request
         if admission.is_first:
             request.status, request.num_cached_tokens, request.num_lost_tokens = RequestStatus.WAITING, None, 0
@@ -279,7 +280,7 @@ class Scheduler:
             self.expected_tokens.observe(len(request.output_token_ids))
 
     def check_integrity(self) -> None:
-        """Pool, index and requests agree; nothing of a request that neither runs nor is a later sample is held."""
+        """Assert that pool, index and requests agree: only running requests and waiting later samples hold blocks."""
         holders = [request for request in (*self.running, *self.waiting) if request.block_table]
         self.cache.check_integrity([request.block_table for request in holders])
         for request in holders:

@@ -33,6 +33,7 @@ from batchgen.plan.plan import Plan
 from batchgen.plan.token_store import Positions
 from batchgen.prompts.tokenise import BadRows, TokenisedRows
 from batchgen.sampling_params import SamplingParams
+from batchgen.stats.prompt_tokens import PromptAccount
 from batchgen.stats.report import PlannedFigures
 from batchgen.stats.resumed import CommittedRows
 from batchgen.stats.stopwatch import Stopwatch
@@ -132,14 +133,16 @@ class Generation:
             rng_key=rows.rng_key(position),
             max_tokens=int(rows.max_tokens[position]),
             shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[visit_index]),
-            hit_ceiling=self._hit_ceiling(len(token_ids), num_findable, params),
-            num_unique_tokens=len(token_ids) - num_seen,
-            num_seen_tokens=num_findable,
-            group=self.groups.of(position),
             end_token_ids=ends,
             stop_condition=self.outputs.stop_condition(params),
             constraint=None if form is None else grammars.constraint(form, ends),
             sample_index=sample,
+            account=PromptAccount(
+                hit_ceiling=self._hit_ceiling(len(token_ids), num_findable, params),
+                num_unique_tokens=len(token_ids) - num_seen,
+                num_seen_tokens=num_findable,
+                group=self.groups.of(position),
+            ),
         )
 
     def _hit_ceiling(self, num_prompt: int, num_seen: int, params: SamplingParams) -> int:

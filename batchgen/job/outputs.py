@@ -31,9 +31,10 @@ def _origin(request: Request) -> list[int] | None:
     """Return the origin of the prompt's tokens, with sample 0 only; None for a request that never ran."""
     if request.sample_index:
         return []
-    if request.origin is None:
+    account = request.account
+    if account.origin is None:
         return None
-    return origin_values(request.origin, request.hit_ceiling, request.num_unique_tokens)
+    return origin_values(account.origin, account.hit_ceiling, account.num_unique_tokens)
 
 
 class Outputs:

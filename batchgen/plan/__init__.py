@@ -1,1 +1,1 @@
-"""Plan: which prompts share what, and in what order they run. Pure decisions on token ids."""
+"""Plan: which prompts share prefixes, and in what order they run. Pure functions on token ids."""

@@ -1,13 +1,13 @@
-"""The first differing token where a prefix that looks shared is not: a date, an id or a counter in front of it.
+"""Finds the token that breaks a common prefix: prompts that would share a long part but for a date, id or counter.
 
-What it sees: two prompts that part at some token and then have RUN or more equal tokens in a row, which begin at most
-GAP tokens later in the one and at most SHIFT tokens later or earlier than that in the other. The length of that run is
-what the variable part costs for this pair, because no cache can share what follows a difference.
+What it finds: two prompts that differ at some token and then have RUN or more equal tokens in a row, which begin at
+most GAP tokens later in one prompt and at most SHIFT tokens later or earlier than that in the other. The length of that
+run is what the variable part costs for this pair, because no cache can share what follows a difference.
 
-What it does not see: a second break behind the first, a variable part longer than GAP tokens, an equal part shorter
-than RUN tokens, parts in another order, and what none of the compared pairs shows. Pairs are neighbours in
-lexicographic order. Behind an id in front, neighbours may have different system prompts by chance, so without labels
-the loss found is too low where there are many of them. With labels every pair has the same one.
+What it misses: a second difference after the first, a variable part longer than GAP tokens, an equal part shorter than
+RUN tokens, parts in a different order, and whatever no compared pair shows. Pairs are neighbours in lexicographic
+order. After an id at the front, neighbours may have different system prompts by chance, so without labels the loss is
+underestimated if there are many system prompts. With labels both prompts of every pair have the same one.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ RUN = 64
 
 @dataclass(frozen=True, slots=True)
 class FirstDifference:
-    """The break that costs most among the pairs that were compared."""
+    """The most costly difference among the compared pairs."""
 
-    token: int  # where the pairs part, counted from 0
+    token: int  # index of the first differing token, from 0
     num_compared: int
-    num_pairs: int  # that part at this token and go on with an equal run
-    lost_tokens: int  # in those runs
+    num_pairs: int  # pairs that differ at this token first and have an equal run after it
+    lost_tokens: int  # sum of the lengths of those runs
     example: tuple[int, int]  # positions in the token store of the pair with the longest run
 
 
@@ -46,32 +46,33 @@ class _Pairs(NamedTuple):
 def first_difference(
     tokens: PackedTokens, order: Order, labels: npt.ArrayLike | None = None, *, num_pairs: int = 1000
 ) -> FirstDifference | None:
-    """The most costly break among `num_pairs` evenly spread pairs of neighbours; None if there is none.
+    """Return the most costly difference among `num_pairs` evenly spread pairs of neighbours; None if there is none.
 
-    `order` is lexicographic, or the visiting order made of it. `labels[position]` is an integer that prompts with the
-    same system prompt, or template, have in common.
+    `order` is lexicographic, or the visiting order derived from it. `labels[position]` is an integer, equal for prompts
+    with the same system prompt or template.
     """
     pairs = _sample(_neighbours(order, labels), num_pairs)
     shared = shared_lengths(tokens, pairs.left, pairs.right, np.zeros(len(pairs.left), np.int32))
     lost = np.array(
-        [_equal_after(tokens[a][at:], tokens[b][at:]) for a, b, at in zip(*pairs, shared, strict=True)], np.int64
+        [_equal_after(tokens[a][depth:], tokens[b][depth:]) for a, b, depth in zip(*pairs, shared, strict=True)],
+        np.int64,
     )
     if not lost.any():
         return None
     token = int(np.bincount(shared, lost).argmax())
-    here = np.flatnonzero((shared == token) & (lost > 0))
-    longest = here[lost[here].argmax()]
+    at_token = np.flatnonzero((shared == token) & (lost > 0))
+    longest = at_token[lost[at_token].argmax()]
     return FirstDifference(
         token=token,
         num_compared=len(lost),
-        num_pairs=len(here),
-        lost_tokens=int(lost[here].sum()),
+        num_pairs=len(at_token),
+        lost_tokens=int(lost[at_token].sum()),
         example=(int(pairs.left[longest]), int(pairs.right[longest])),
     )
 
 
 def _neighbours(order: Order, labels: npt.ArrayLike | None) -> _Pairs:
-    """All pairs of neighbours in the order, with labels of neighbours among the prompts of one label."""
+    """Return all pairs of neighbours in the order; with labels, of neighbours among the prompts with the same label."""
     positions = order.positions
     if labels is None:
         return _Pairs(positions[:-1], positions[1:])
@@ -83,19 +84,19 @@ def _neighbours(order: Order, labels: npt.ArrayLike | None) -> _Pairs:
 
 
 def _sample(pairs: _Pairs, num_pairs: int) -> _Pairs:
-    """At most `num_pairs`, evenly spread."""
+    """Return at most `num_pairs` of the pairs, evenly spread."""
     total = len(pairs.left)
     chosen = np.arange(min(num_pairs, total)) * total // max(min(num_pairs, total), 1)
     return _Pairs(pairs.left[chosen], pairs.right[chosen])
 
 
 def _equal_after(a: TokenIds, b: TokenIds) -> int:
-    """Length of the longest equal run behind the beginnings of two rests that part at once; 0 if it is too short."""
+    """Return the length of the longest equal run in two sequences that differ at once; 0 if all are too short."""
     return max(_equal_run(a[max(-shift, 0) :], b[max(shift, 0) :]) for shift in range(-SHIFT, SHIFT + 1))
 
 
 def _equal_run(a: TokenIds, b: TokenIds) -> int:
-    """Length of the first equal run of RUN tokens or more that begins within GAP tokens, 0 if there is none."""
+    """Return the length of the first equal run of RUN or more tokens that begins within GAP tokens; 0 without one."""
     length = min(len(a), len(b))
     near = min(length, GAP + RUN)
     if near < RUN:

@@ -1,4 +1,4 @@
-"""Plan: the visiting order of a job and what can be known of its run beforehand. Needs no model."""
+"""Plan: the visiting order of a job and the limits of its run. Knows token ids; knows nothing of models."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ BLOCK_SIZES = (8, 16, 32, 64, 128)  # the sizes that a plan and a report compare
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """In what order prompts run, and the limits this order is measured against."""
+    """The order in which prompts run, and the limits that the run is compared with."""
 
-    depth_first: Order  # all prompts, also where they are visited in input order
-    order: Positions  # positions in the token store, in visiting order
-    # For every place of `order` the leading tokens shared with the next; None for `order: input`: nothing is known.
+    depth_first: Order  # all prompts in depth-first order, even if they are visited in input order
+    order: Positions  # [visit index] position in the token store
+    # [visit index] leading tokens shared with the next prompt; None if they are visited in input order.
     shared_with_next: Lengths | None
-    seen: Lengths  # for every place of `order` the leading tokens shared with any prompt visited before
+    seen: Lengths  # [visit index] leading tokens shared with any prompt visited before
     num_prompt_tokens: int
-    num_unique_tokens: int  # nodes of the prefix tree of tokens: what must be computed were blocks of no size
-    hit_ceiling: int  # prompt tokens that the best order and an endless cache would find, at this block size
-    ceilings: Mapping[int, int]  # block size -> the same, for BLOCK_SIZES
-    tail_waste: Mapping[int, int]  # block size -> slots left empty in last blocks, for BLOCK_SIZES
-    num_blocks_needed: int  # more blocks than this are never used and kept at once
+    num_unique_tokens: int  # nodes of the prefix tree of tokens: the least to compute, whatever the block size
+    hit_ceiling: int  # prompt tokens found with the best order and an unlimited cache, at this block size
+    ceilings: Mapping[int, int]  # block size -> hit ceiling, for BLOCK_SIZES
+    tail_waste: Mapping[int, int]  # block size -> empty slots in last blocks, for BLOCK_SIZES
+    num_blocks_needed: int  # upper bound on the blocks used or kept idle at once
 
 
 def make_plan(
@@ -44,11 +44,11 @@ def make_plan(
     num_samples: npt.ArrayLike = 1,
     scored: npt.ArrayLike = False,
 ) -> Plan:
-    """Plan the prompts at `positions` (growing) of the store.
+    """Plan the prompts at `positions` of the store, which are ascending.
 
-    `max_tokens[position]` is the longest output of a prompt; `by_prefix` False keeps the input order; `share` False
-    (no prefix cache) leaves no hits. A prompt counts once, however many samples its row has
-    (`num_samples[position]`). Prompts with `scored[position]` are computed whole, whatever is there already.
+    `max_tokens[position]` is the longest output of a prompt. `by_prefix` False keeps the input order; `share` False
+    means no prefix cache, so no hits. A prompt counts once, however many samples its row has (`num_samples[position]`).
+    Prompts with `scored[position]` are computed whole, whatever is cached.
     """
     lexicographic = lexicographic_order(tokens, positions)
     lengths = tokens.lengths(lexicographic.positions)
@@ -84,9 +84,9 @@ def make_plan(
 
 
 def _findable(lexicographic: Order, is_scored: npt.NDArray[np.bool_]) -> Lengths:
-    """For every prompt in lexicographic order the leading tokens that it finds when the order is the best one.
+    """Return, in lexicographic order, how many leading tokens each prompt finds if the visiting order is the best one.
 
-    Scored prompts find nothing and leave all that they have to the others, so they would come first.
+    Scored prompts find nothing, and all others can reuse what they compute, so the best order visits them first.
     """
     if not is_scored.any():
         return lexicographic.shared_with_before

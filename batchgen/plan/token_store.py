@@ -1,9 +1,9 @@
-"""Token ids of every prompt, one after the other: in memory for a few, in a mapped file for a whole job.
+"""Token ids of all prompts, concatenated: in memory for a few prompts, in a memory-mapped file for a whole job.
 
-Knows prompts by position only. One flat array of int32 ids and one int64 offset a prompt; of a TokenStore only the
-offsets are in anonymous memory (8 bytes a prompt).
+Knows prompts only by position. Stores one flat array of int32 ids and one int64 offset per prompt; of a TokenStore only
+the offsets take anonymous memory (8 bytes per prompt).
 
-How many leading tokens two prompts have in common, for many pairs at once.
+`shared_lengths` counts the leading tokens that two prompts have in common, for many pairs at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Lengths = npt.NDArray[np.int32]
 
 
 class PackedTokens:
-    """Prompts by position: `tokens[3]` is a view of `ids`, which ends where `offsets[4]` says."""
+    """Prompts by position: `tokens[3]` is the view `ids[offsets[3] : offsets[4]]`."""
 
     def __init__(self, ids: TokenIds, offsets: Positions) -> None:
         self.ids = ids
@@ -33,7 +33,7 @@ class PackedTokens:
 
     @classmethod
     def pack(cls, prompts: Sequence[npt.ArrayLike]) -> Self:
-        """A copy of a few prompts, in memory."""
+        """Return a copy of a few prompts, in memory."""
         arrays = [np.empty(0, np.int32), *(np.asarray(prompt, np.int32) for prompt in prompts)]
         return cls(np.concatenate(arrays), np.cumsum([len(ids) for ids in arrays]))
 
@@ -44,12 +44,12 @@ class PackedTokens:
         return self.ids[self.offsets[position] : self.offsets[position + 1]]
 
     def lengths(self, positions: Positions) -> Lengths:
-        """Tokens of each of these prompts."""
+        """Return the number of tokens of each of these prompts."""
         return (self.offsets[positions + 1] - self.offsets[positions]).astype(np.int32)
 
 
 class TokenStore(PackedTokens):
-    """PackedTokens in a file: append prompts, then `seal()`, then read. Until it is sealed it looks empty."""
+    """PackedTokens in a file: append prompts, then `seal()`, then read. Until it is sealed it appears empty."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(np.empty(0, np.int32), np.zeros(1, np.int64))
@@ -58,13 +58,13 @@ class TokenStore(PackedTokens):
         self._ends = array("q", [0])
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Store one prompt behind the others."""
+        """Append one prompt."""
         with self._writing():
             self._write(np.asarray(token_ids, np.int32))
         self._ends.append(self._ends[-1] + len(token_ids))
 
     def extend(self, token_ids: npt.ArrayLike, lengths: npt.ArrayLike) -> None:
-        """Store many prompts: `token_ids` [sum of lengths], one prompt after the other, and the tokens of each."""
+        """Append many prompts: `token_ids` [sum of lengths] concatenated, and the number of tokens of each."""
         ids, ends = np.asarray(token_ids, np.int32), np.cumsum(lengths, dtype=np.int64)
         assert len(ids) == (ends[-1] if len(ends) else 0), "the lengths do not add up to the tokens"
         with self._writing():
@@ -72,12 +72,12 @@ class TokenStore(PackedTokens):
         self._ends.frombytes((ends + self._ends[-1]).tobytes())
 
     def seal(self) -> None:
-        """No more prompts; they can be read from now on."""
+        """End writing; the prompts can be read from now on."""
         with self._writing():
             self._file.close()
         self.offsets = np.frombuffer(self._ends, np.int64)
         if self.offsets[-1]:
-            # A plain view of the map: slicing `np.memmap` itself costs ten times as much.
+            # A plain array view, because slicing an `np.memmap` takes ten times as long.
             self.ids = np.memmap(self._path, np.int32, mode="r").view(np.ndarray)
 
     def _write(self, ids: TokenIds) -> None:
@@ -85,7 +85,7 @@ class TokenStore(PackedTokens):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Raises OutputError: the store lies in the output folder, and its disk may be full."""
+        """Raise OSErrors as OutputErrors: the store is in the output folder, and its disk may be full."""
         try:
             yield
         except OSError as error:
@@ -97,9 +97,9 @@ _CHUNK = 1 << 13  # pairs that are compared at a time: 1 MiB of tokens, about wh
 
 
 def shared_lengths(tokens: PackedTokens, left: Positions, right: Positions, known: Lengths) -> Lengths:
-    """Leading tokens that prompts left[i] and right[i] have in common, the first known[i] of them not looked at.
+    """Return how many leading tokens prompts left[i] and right[i] share; the first known[i] are known to be equal.
 
-    The store is read from front to back along `left`, in chunks.
+    The store is read in chunks, in the order of the positions in `left`.
     """
     shared = known.astype(np.int32)
     by_position = np.argsort(left)
@@ -113,21 +113,21 @@ def _compare(tokens: PackedTokens, left: Positions, right: Positions, known: Len
     shared, limit = known, np.minimum(tokens.lengths(left), tokens.lengths(right))
     active = np.flatnonzero(shared < limit)
     while len(active):
-        at, room = shared[active], (limit - shared)[active]
-        differs = _windows(tokens, left[active], at) != _windows(tokens, right[active], at)
+        start, room = shared[active], (limit - shared)[active]
+        differs = _windows(tokens, left[active], start) != _windows(tokens, right[active], start)
         num_equal = np.where(differs.any(axis=1), differs.argmax(axis=1), len(_WINDOW))
         shared[active] += np.minimum(num_equal, room).astype(np.int32)
         active = active[(num_equal == len(_WINDOW)) & (room > len(_WINDOW))]
     return shared
 
 
-def _windows(tokens: PackedTokens, positions: Positions, at: Lengths) -> TokenIds:
-    """[prompts, window] tokens from `at` on; behind a prompt's end there are tokens of the next one, or repetitions."""
-    return tokens.ids.take((tokens.offsets[positions] + at)[:, None] + _WINDOW, mode="clip")
+def _windows(tokens: PackedTokens, positions: Positions, start: Lengths) -> TokenIds:
+    """Return tokens `start` and following, [prompts, window]; behind the end of a prompt the values are arbitrary."""
+    return tokens.ids.take((tokens.offsets[positions] + start)[:, None] + _WINDOW, mode="clip")
 
 
-def next_tokens(tokens: PackedTokens, positions: Positions, at: Lengths) -> TokenIds:
-    """Token number at[i] of each prompt, -1 where the prompt ends there."""
-    token = tokens.ids.take(tokens.offsets[positions] + at, mode="clip")
-    token[at >= tokens.lengths(positions)] = -1
+def next_tokens(tokens: PackedTokens, positions: Positions, index: Lengths) -> TokenIds:
+    """Return token index[i] of each prompt; -1 if the prompt ends before it."""
+    token = tokens.ids.take(tokens.offsets[positions] + index, mode="clip")
+    token[index >= tokens.lengths(positions)] = -1
     return token

@@ -1,8 +1,9 @@
-"""PromptTokens: where the KV of a row's prompt came from when the row was first admitted, to the token.
+"""PromptTokens: where the KV of each prompt token came from when its row was first admitted.
 
     prompt_tokens = hit + copied + first + tail + last + evicted + order + scored
 
 This sum is asserted wherever it is formed. Tokens recomputed after a preemption are counted in `RunStats`, never here.
+PromptAccount is what the report needs to know of one request.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from operator import attrgetter
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """Prompt tokens by origin."""
+    """Numbers of prompt tokens by origin."""
 
     hit: int = 0  # found in full blocks
     copied: int = 0  # found at the beginning of one more block, and copied
@@ -87,3 +88,16 @@ def origin_of_prompt(
     ).with_copied(num_copied)
     assert origin.total == num_tokens, "a prompt token has no origin or two origins"
     return origin
+
+
+@dataclass(slots=True)
+class PromptAccount:
+    """What the report counts of one request: first what the plan knows of its prompt, then what the run measures."""
+
+    hit_ceiling: int = 0  # prompt tokens that an unlimited cache would find after the rows visited before
+    num_unique_tokens: int = 0  # prompt tokens that no row visited before has
+    num_seen_tokens: int | None = None  # leading tokens that some prompt visited before has too; None: not known
+    group: int | None = None  # number of the prefix group that it is counted in
+    # Set by the engine's observer, once, at the first admission.
+    origin: PromptTokens | None = None
+    admitted_at: float | None = None  # seconds since the start of the run

@@ -23,6 +23,7 @@ from batchgen.plan.plan import Plan, make_plan
 from batchgen.prompts.tokenise import TokenisedRows
 from batchgen.spec.load import load_job
 from batchgen.stats.counters import RunStats
+from batchgen.stats.prompt_tokens import PromptAccount
 from scripts.bench.job_rows import tokenise_job
 from scripts.bench.stand_in import StandIn, make_engine
 
@@ -59,7 +60,7 @@ def drive(rows: TokenisedRows, plan: Plan, config: RunConfig, num_blocks: int) -
             rng_key=0,
             max_tokens=int(rows.max_tokens[position]),
             shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[visit_index]),
-            num_seen_tokens=int(plan.seen[visit_index]),
+            account=PromptAccount(num_seen_tokens=int(plan.seen[visit_index])),
         )
         for visit_index, position in enumerate(plan.order.tolist())
     )

@@ -45,7 +45,7 @@ def test_a_device_that_stays_full_ends_the_run_with_its_rows_kept(
     no_memory_for(monkeypatch, lambda _: next(calls) > 6)
     result = run_tiny.run_file(job_file)
     assert result.exit_code == 2
-    assert "no memory left for a step of a single token; the rows that are finished are kept" in result.error
+    assert "no memory left for a step of a single token; finished rows are kept" in result.error
     monkeypatch.undo()
     result = run_tiny.run_file(job_file)
     assert (result.exit_code, result.completions) == (0, list(LETTERS.upper()))

@@ -143,7 +143,7 @@ def test_a_row_at_its_limit_says_length(run_tiny: TinyRunner) -> None:
 def test_values_that_leave_no_token_fail_the_row(run_tiny: TinyRunner) -> None:
     result = run_tiny(prompts("x"), sampling={"structured": {"regex": "ab"}, "bad_words": ["b"]})
     assert result.column("finish_reason") == ["error"]
-    assert "no token is left to choose" in result.column("error")[0]
+    assert "no token can be sampled" in result.column("error")[0]
 
 
 def test_the_resolved_job_gives_the_same_form_again(run_tiny: TinyRunner) -> None:

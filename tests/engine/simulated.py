@@ -184,7 +184,7 @@ class RandomJob:
     def requests(self) -> list[Request]:
         requests = make_requests(self.prompts, self.max_tokens, self.block_size)
         for request in requests:
-            request.group = request.row_index % 3
+            request.account.group = request.row_index % 3
             if not self.settings["by_prefix"]:
                 request.shared_with_next = None
         return requests

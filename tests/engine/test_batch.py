@@ -55,7 +55,7 @@ def test_a_repeated_token_has_a_second_slot() -> None:
 
 
 def test_only_chunks_that_reach_the_newest_token_are_sampled() -> None:
-    assert make().inputs.logits_at.tolist() == [0, 1]
+    assert make().inputs.logits_indices.tolist() == [0, 1]
 
 
 def test_rows_with_the_same_computed_blocks_are_a_group() -> None:
@@ -78,7 +78,7 @@ def test_a_pending_token_is_taken_from_the_step_before() -> None:
     third.output_token_ids, third.num_pending_tokens = [], 1
     batch = batch_of(chunks, [third, second, first])
     assert batch.inputs.input_ids.tolist() == [PENDING_TOKEN, 5, PENDING_TOKEN]
-    assert (batch.inputs.pending_at.tolist(), batch.inputs.pending_from.tolist()) == ([0, 2], [2, 0])
+    assert (batch.inputs.pending_indices.tolist(), batch.inputs.pending_sources.tolist()) == ([0, 2], [2, 0])
 
 
 def test_only_a_step_of_sampled_single_tokens_is_a_decode_step() -> None:

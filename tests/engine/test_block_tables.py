@@ -9,30 +9,30 @@ from batchgen.engine.batch import BlockTables
 
 
 def test_padded_with_0_to_the_longest() -> None:
-    assert BlockTables().of([[5], [3, 4]]).tolist() == [[5, 0], [3, 4]]
+    assert BlockTables().update([[5], [3, 4]]).tolist() == [[5, 0], [3, 4]]
 
 
 def test_a_table_grows_and_copy_on_write_replaces_its_last_entry() -> None:
     tables, row = BlockTables(), [1, 2]
-    tables.of([row])
+    tables.update([row])
     row[-1] = 3
-    assert tables.of([row]).tolist() == [[1, 3]]
+    assert tables.update([row]).tolist() == [[1, 3]]
     row[-1] = 4
     row += [5, 6]
-    assert tables.of([row]).tolist() == [[1, 4, 5, 6]]
+    assert tables.update([row]).tolist() == [[1, 4, 5, 6]]
 
 
 def test_rows_come_leave_and_change_places() -> None:
     tables, first, second = BlockTables(), [1, 2], [3]
-    tables.of([first, second])
-    assert tables.of([second, [7, 8], first]).tolist() == [[3, 0], [7, 8], [1, 2]]
-    assert tables.of([first]).tolist() == [[1, 2]]
+    tables.update([first, second])
+    assert tables.update([second, [7, 8], first]).tolist() == [[3, 0], [7, 8], [1, 2]]
+    assert tables.update([first]).tolist() == [[1, 2]]
 
 
 def test_a_row_that_lost_its_blocks_has_another_list() -> None:
     tables = BlockTables()
-    tables.of([[1, 2, 3]])
-    assert tables.of([[4, 5, 3]]).tolist() == [[4, 5, 3]]
+    tables.update([[1, 2, 3]])
+    assert tables.update([[4, 5, 3]]).tolist() == [[4, 5, 3]]
 
 
 @given(
@@ -48,4 +48,4 @@ def test_any_steps_give_what_the_rows_have(steps: list[dict[int, tuple[int, bool
             rows[row] += [next(blocks) for _ in range(growth)]
         longest = max(len(rows[row]) for row in step)
         expected = [rows[row] + [0] * (longest - len(rows[row])) for row in step]
-        assert tables.of([rows[row] for row in step]).tolist() == expected
+        assert tables.update([rows[row] for row in step]).tolist() == expected

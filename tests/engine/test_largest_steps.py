@@ -56,5 +56,5 @@ def test_a_device_without_room_for_them_is_named(monkeypatch: pytest.MonkeyPatch
     def work(*_: Any) -> int:
         raise OutOfMemory
 
-    with pytest.raises(CapacityError, match=r"a step of 600 tokens and 4 rows does not; lower engine.max_batched"):
+    with pytest.raises(CapacityError, match=r"a step of 600 tokens and 4 rows does not fit beside it; lower engine"):
         measure(monkeypatch, work)

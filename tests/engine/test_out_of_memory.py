@@ -91,7 +91,7 @@ def test_samples_that_began_in_the_step_begin_again() -> None:
 
 def test_a_device_without_room_for_one_token_ends_the_run() -> None:
     engine = start(["a" * 8], SmallDevice(4, most_tokens=0))
-    with pytest.raises(CapacityError, match=r"no memory left for a step of a single token.*rows that are finished"):
+    with pytest.raises(CapacityError, match=r"no memory left for a step of a single token.*finished rows are kept"):
         finish(engine, [])
 
 

@@ -29,8 +29,8 @@ def sampler(*unused: int) -> Sampler:
 
 
 def outcomes_of(logits: torch.Tensor, requests: list[Request], *unused: int) -> list[Outcome]:
-    columns = SamplingColumns.of(requests)
-    rows = columns.on_device(*to_device([columns.shares, columns.counts], logits.device))
+    columns = SamplingColumns.from_requests(requests)
+    rows = columns.to_rows(*to_device([columns.floats, columns.integers], logits.device))
     return sampler(*unused).sample(logits, requests, rows).outcomes()
 
 
@@ -175,7 +175,7 @@ def test_nothing_left_to_choose_fails_the_row_only() -> None:
         rows = [request(temperature=temperature, bad_words=tuple((n,) for n in range(8))), request()]
         first, second = outcomes_of(PROBS.log().expand(2, -1).clone(), rows)
         assert isinstance(first, Failed)
-        assert first.error.startswith("no token is left")
+        assert first.error.startswith("no token can be sampled")
         assert second == SampledToken(0)
 
 

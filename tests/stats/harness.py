@@ -18,6 +18,7 @@ from batchgen.plan.token_store import PackedTokens
 from batchgen.sampling_params import SamplingParams
 from batchgen.stats.artifact import RunArtifact
 from batchgen.stats.counters import RunStats
+from batchgen.stats.prompt_tokens import PromptAccount
 from batchgen.stats.report import ENVIRONMENT, PlannedFigures, RowCounts, RunReport, make_report
 from batchgen.stats.tables import GroupPrefix, groups_table, steps_table
 
@@ -116,8 +117,7 @@ def _requests(store: PackedTokens, plan: Plan, max_tokens: int) -> list[Request]
             rng_key=0,
             max_tokens=max_tokens,
             shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[visit_index]),
-            num_seen_tokens=int(plan.seen[visit_index]),
-            group=group_of.get(int(position)),
+            account=PromptAccount(num_seen_tokens=int(plan.seen[visit_index]), group=group_of.get(int(position))),
         )
         for visit_index, position in enumerate(plan.order)
     ]
