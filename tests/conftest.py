@@ -1,4 +1,4 @@
-"""What every test runs with: no network, a fixed seed, few threads. Imports torch only where a test already has."""
+"""What every test runs with: no network, a fixed seed, one thread. Imports torch only where a test already has."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 @pytest.fixture(autouse=True)
 def _repeatable() -> None:
-    """Seed torch and hold it to two threads, in the tests that use torch at all."""
+    """Seed torch and hold it to one thread, in the tests that use torch: two wait for each other over tiny matrices."""
     if "torch" in sys.modules:
         torch = sys.modules["torch"]
         torch.manual_seed(0)
-        torch.set_num_threads(2)
+        torch.set_num_threads(1)
 
 
 @pytest.fixture

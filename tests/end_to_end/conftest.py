@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from batchgen.io.remote import RemotePath, locate
 from tests.end_to_end.harness import ModelFolders, TinyRunner
@@ -20,8 +19,7 @@ def model_folders(tmp_path_factory: pytest.TempPathFactory) -> ModelFolders:
 
 @pytest.fixture
 def run_tiny(tmp_path: Path, model_folders: ModelFolders) -> TinyRunner:
-    """Runs jobs on tiny models in `tmp_path`, on one thread: their matrices are too small to be shared out."""
-    torch.set_num_threads(1)
+    """Runs jobs on tiny models in `tmp_path`."""
     return TinyRunner(tmp_path, model_folders)
 
 

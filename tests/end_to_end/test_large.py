@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif("BATCHGEN_SLOW_TESTS" not in os.environ, reason=
 
 @pytest.mark.parametrize("type", [pa.string(), pa.large_string(), pa.list_(pa.string())], ids=str)
 def test_column_over_2_gib_in_one_row_group(run_tiny: TinyRunner, type: pa.DataType) -> None:
-    """Case C43: carried through the whole job, and its memory stays under three times the data."""
+    """It is carried through the whole job, whose memory stays under three times the data."""
     text = "x" * 2**20
     values = [[text] if pa.types.is_list(type) else text] * (NUM_ROWS // 2)
     half = pa.array(values, type)

@@ -23,7 +23,7 @@ def poisoned_model() -> LlamaForCausalLM:
     return poison(context_model())
 
 
-def test_generation_is_cut_at_the_context_limit(run_tiny: TinyRunner) -> None:  # C19
+def test_generation_is_cut_at_the_context_limit(run_tiny: TinyRunner) -> None:
     rows = prompts(*("q" * length for length in (56, 57, 58, 59)))
     result = run_tiny(rows, model=context_model, engine={"max_model_len": 64})
     assert result.exit_code == 3

@@ -39,12 +39,6 @@ def make_prompts() -> list[list[int]]:
 PROMPTS = make_prompts()
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(_repeatable: None) -> None:
-    """Two would mostly wait for each other over matrices this small."""
-    torch.set_num_threads(1)
-
-
 class Generated(NamedTuple):
     """One row's output."""
 

@@ -54,7 +54,7 @@ def test_model_decides_what_the_job_does_not(load: Load) -> None:
     assert sources == ["model", "job", "--set", "default"]
 
 
-def test_zero_in_the_job_is_a_value(load: Load) -> None:  # C33
+def test_zero_in_the_job_is_a_value(load: Load) -> None:
     params, found = resolve(load("{temperature: 0, seed: 0, top_k: 0}"), MODEL)
     assert params.is_greedy
     assert (params.seed, params.top_k) == (0, 0)
@@ -84,7 +84,7 @@ def test_model_that_samples_without_a_temperature_samples_at_one(load: Load) -> 
     assert found["sampling.temperature"] == (1.0, "model")
 
 
-def test_length_limit_of_the_model_is_not_taken(load: Load) -> None:  # C34
+def test_length_limit_of_the_model_is_not_taken(load: Load) -> None:
     _, found = resolve(load(), MODEL | {"max_length": 20})
     assert found["sampling.max_tokens"] == (None, "default")
 

@@ -22,7 +22,7 @@ def read(folder: Path, content: str | bytes) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("content", "line", "words"),
     [
-        ("model:\n\tpath: x\n", ":2", "tab"),  # C37
+        ("model:\n\tpath: x\n", ":2", "tab"),
         ("model: {path: x}\t# note\n", ":1", "tab"),
         ("", "", "empty"),
         ("# only a comment\n", "", "empty"),
