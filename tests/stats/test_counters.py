@@ -1,13 +1,17 @@
-"""RunStats: two or three events by hand."""
+"""RunStats from two or three events; StepLog is an even sample of bounded size; SlowestRows keeps few of many."""
 
 from __future__ import annotations
 
+from itertools import count, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from batchgen.stats.counters import RowTime, RunStats, StepStats
+from batchgen.engine import observer
+from batchgen.stats.counters import RowTime, RunStats, SlowestRows, StepLog, StepStats
 from batchgen.stats.prompt_tokens import PromptTokens
+from tests.stats.scripted import run_script
 
 
 def step(used: int, empty: int, **changes: Any) -> StepStats:
@@ -108,3 +112,36 @@ def test_tail_share(ends: list[float], share: float) -> None:
     for end in ends:
         stats.observe_end(RowTime(1.0, 0, 1), None, end)
     assert stats.tail_share() == pytest.approx(share)
+
+
+def test_a_long_run_keeps_every_nth_step() -> None:
+    log = StepLog()
+    for number in range(20_000):
+        log.append(float(number), step(used=1, empty=0))
+    numbers = [number for number, _, _ in log.samples]
+    assert len(numbers) <= 4096
+    assert numbers[0] == 0
+    assert {b - a for a, b in pairwise(numbers)} == {8}
+
+
+def test_a_short_run_keeps_all() -> None:
+    log = StepLog()
+    for number in range(10):
+        log.append(float(number), step(used=1, empty=0))
+    assert [end for _, end, _ in log.samples] == [float(n) for n in range(10)]
+
+
+def test_the_twenty_slowest_are_kept_slowest_first() -> None:
+    slowest = SlowestRows()
+    for row in range(1000):
+        slowest.observe(RowTime(float(row * 7 % 1000), row, 1))
+    assert [row.seconds for row in slowest.rows()] == [float(seconds) for seconds in range(999, 979, -1)]
+
+
+def test_a_rows_time_begins_with_its_first_admission(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two rows that run one after the other the second waits while the first runs. The clock ticks when read."""
+    ticks = count()
+    monkeypatch.setattr(observer, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    slow, fast = run_script(["aaaa", "bbbb"], max_num_seqs=1).report.slowest_rows
+    assert {slow.row_index, fast.row_index} == {0, 1}
+    assert slow.seconds < 1.5 * fast.seconds

@@ -1,4 +1,4 @@
-"""The page: one file that needs nothing else, and that says what the report says."""
+"""The page: one file that needs nothing else, that says what the report says, and sums it up in sentences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 
 from batchgen.stats.artifact import RunArtifact
 from batchgen.stats.format import nonbreaking
-from batchgen.stats.page import render_page
+from batchgen.stats.page import render_page, summary
+from batchgen.stats.report import RunReport
 from tests.stats.scripted import run_script
 
 VOID = {"wbr", "meta", "br", "path", "use", "rect"}  # these of our elements have no end tag, or close themselves
@@ -121,3 +122,44 @@ def test_without_matplotlib_page_and_log_say_what_adds_the_plots(
 def test_matplotlib_is_imported_only_for_plots() -> None:
     code = "import sys, batchgen.stats.page; print([name for name in ('matplotlib', 'torch') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+SHARED = ["aaaaaaaab", "aaaaaaaac", "aaaaaaaad"]
+
+
+def sentences(report: RunReport, prefix_cache: bool = True) -> str:
+    return "\n".join(summary(report, prefix_cache=prefix_cache))
+
+
+def test_summary_of_all_that_is_possible() -> None:
+    text = sentences(run_script(SHARED).report)
+    assert "16 of 27 prompt tokens (59.3 %) were reused: all that this job's prompts allow at block size 4." in text
+
+
+def test_summary_of_less_than_possible() -> None:
+    text = sentences(replace(run_script(SHARED).report, num_hit_tokens=8, hit_efficiency=0.5))
+    assert "were reused, 50.0 % of the 16 that this job's prompts allow" in text
+
+
+def test_summary_of_nothing_to_reuse() -> None:
+    assert "No prompt token could be reused" in sentences(run_script(["abcd", "efgh"]).report)
+
+
+def test_summary_without_a_cache() -> None:
+    assert "engine.prefix_cache was false" in sentences(run_script(["abcd", "efgh"]).report, prefix_cache=False)
+
+
+def test_the_time_saved_is_that_of_this_runs_prefill() -> None:
+    report = run_script(SHARED).report  # 16 tokens reused, 11 computed
+    report = replace(report, seconds={**report.seconds, "prefill": 22.0})
+    assert "would have taken 32 s more" in sentences(report)
+
+
+def test_summary_of_a_run_of_nothing_says_only_that() -> None:
+    assert sentences(run_script([]).report) == "0 rows in 66 s; none failed."
+
+
+def test_copies_are_told_apart_from_full_blocks() -> None:
+    text = sentences(run_script(["aaaabbbb", "aaaabbcc"], max_num_seqs=1).report)
+    assert "4 of 16 prompt tokens (25.0 %) were reused" in text
+    assert "2 more were copied" in text
