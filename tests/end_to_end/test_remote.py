@@ -21,6 +21,7 @@ from batchgen.cli import main
 from batchgen.io.output.writers import ResultWriter
 from batchgen.io.remote import Location, RemotePath, locate
 from tests.end_to_end.harness import TinyRunner, cli_run, json_lines, prompts
+from tests.end_to_end.interrupted import Killed, killed
 from tests.object_store import install
 from tests.tiny_models import uniform_model
 
@@ -104,14 +105,6 @@ def test_status_report_and_export(run_tiny: TinyRunner, store: RemotePath, monke
     assert run_tiny.run_file(job_file).exit_code == 0
     assert CliRunner().invoke(main, ["status", str(out)]).output == "finished\nok=3 failed=0\n"
     assert "ok=3 failed=0" in CliRunner().invoke(main, ["report", str(out)]).output
-
-
-class Killed(BaseException):
-    """Ends a run in this process as a kill would end it, but for the lock, which is given back."""
-
-
-def killed(*_: object, **__: object) -> None:
-    raise Killed
 
 
 def test_killed_before_every_put_it_ends_as_an_unbroken_run(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.harness import Result, TinyRunner, prompts
-from tests.end_to_end.test_resume import start, wait_for_chunks
+from tests.end_to_end.interrupted import start, wait_for_chunks
 from tests.tiny_models import context_model, uniform_model
 
 SAMPLED = {"temperature": 1, "max_tokens": 16, "seed": 5, "ignore_eos": True}

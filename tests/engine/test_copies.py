@@ -10,12 +10,12 @@ from batchgen.stats.prompt_tokens import PromptTokens
 from tests.engine.simulated import (
     CheckedEngine,
     CheckingRunner,
+    brute_force_ceiling,
     finish,
     make_engine,
     make_requests,
     random_prompts,
 )
-from tests.engine.test_scheduler import brute_force_ceiling
 
 FULL_AND_HALF = ["aaaabbbb", "aaaabbxx"]  # a block and a half
 

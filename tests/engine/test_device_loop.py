@@ -18,8 +18,8 @@ from batchgen.engine.step import SchedulerOutput
 from batchgen.models.cuda_graphs import graph_sizes
 from batchgen.models.transfer import Recorder
 from batchgen.sampling_params import SamplingParams
-from tests.engine.test_parity import FAMILIES, PROMPTS, expected, make_engine, make_requests, run
-from tests.engine.test_samples import with_samples
+from tests.engine.harness import FAMILIES, PROMPTS, expected, make_engine, make_requests, run
+from tests.engine.samples import with_samples
 from tests.tiny_models import context_model
 
 LOOP: dict[str, Any] = {"lag": 1, "replay_decodes": True}

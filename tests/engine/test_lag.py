@@ -16,6 +16,7 @@ from batchgen.engine.step import OutOfMemory, SchedulerOutput
 from batchgen.errors import CapacityError
 from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
+from tests.engine.samples import END, SmallDevice, with_samples
 from tests.engine.simulated import (
     CheckedEngine,
     CheckingRunner,
@@ -26,8 +27,6 @@ from tests.engine.simulated import (
     random_jobs,
     tokens,
 )
-from tests.engine.test_out_of_memory import SmallDevice
-from tests.engine.test_samples import END, with_samples
 
 
 class ScriptedRunner(CheckingRunner):

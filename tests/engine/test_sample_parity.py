@@ -11,7 +11,7 @@ import pytest
 from batchgen.engine.engine import Engine
 from batchgen.engine.request import Request
 from batchgen.sampling_params import SamplingParams
-from tests.engine.test_parity import PROMPTS, make_engine, make_requests
+from tests.engine.harness import PROMPTS, make_engine, make_requests
 from tests.tiny_models import context_model
 
 N = 8

@@ -13,8 +13,8 @@ from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
 from tests.engine.simulated import (
     CheckingRunner,
-    Prompts,
     RandomJob,
+    brute_force_ceiling,
     check_accounts,
     finish,
     make_engine,
@@ -153,17 +153,6 @@ def test_every_hit_that_is_possible_happens(
     assert plan.hit_ceiling == engine.stats.prompt.hit
     assert engine.stats.peak_used_blocks <= plan.num_blocks_needed
     assert engine.scheduler.cache.pool.num_free == engine.scheduler.cache.pool.num_blocks
-
-
-def brute_force_ceiling(prompts: Prompts, block_size: int) -> int:
-    """Sum over the nodes of the block prefix tree of (rows through it - max(1, rows ending exactly on it))."""
-    through: dict[str, int] = {}
-    ending: dict[str, int] = {}
-    for prompt in prompts:
-        for stop in range(block_size, len(prompt) + 1, block_size):
-            through[prompt[:stop]] = through.get(prompt[:stop], 0) + 1
-        ending[prompt] = ending.get(prompt, 0) + 1
-    return block_size * sum(count - max(1, ending.get(node, 0)) for node, count in through.items())
 
 
 @settings(max_examples=600, deadline=None)

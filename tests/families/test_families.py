@@ -5,67 +5,18 @@ The other tests here show that these can fail: the outputs depend on far tokens 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
 import pytest
 import torch
-import transformers
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from batchgen.sampling_params import SamplingParams
-from tests.engine.test_parity import make_engine, make_requests, run
+from tests.engine.harness import make_engine, make_requests, run
+from tests.families.harness import BLOCK_SIZE, MAX_TOKENS, PINNED, PROMPTS, Generated, expected, generate
 from tests.families.registry import AVAILABLE, FAMILIES, tiny_config, tiny_family, with_config
-from tests.tiny_models import VOCAB_SIZE
 
-BLOCK_SIZE = 8
-MAX_TOKENS = 12
 TOLERANCE = 5e-4  # of a logit
 SMALLEST_GAP = 2 * TOLERANCE  # between the two best logits, so that rounding decides no token
 NUM_TOP = 20  # log-probabilities compared at each token
-
-
-def make_prompts() -> list[list[int]]:
-    """Lengths 1, 9, 23 and 50, and three more that share their first 20 tokens with the longest."""
-    generator = np.random.default_rng(0)
-    prompts = [[first, *generator.integers(0, 256, length - 1).tolist()] for first, length in enumerate((1, 9, 23, 50))]
-    return prompts + [prompts[-1][:20] + generator.integers(0, 256, extra).tolist() for extra in (0, 5, 19)]
-
-
-PROMPTS = make_prompts()
-
-
-class Generated(NamedTuple):
-    """One row's output."""
-
-    token_ids: list[int]
-    logits: Tensor  # [tokens, vocab]
-
-
-def generate(model: PreTrainedModel, prompt: list[int], unused: Sequence[int] = (VOCAB_SIZE - 1,)) -> Generated:
-    """What transformers gives for this prompt alone. `unused`: ids that the tokenizer lacks."""
-    ids = torch.tensor([prompt])
-    output = model.generate(  # type: ignore[operator]
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=MAX_TOKENS,
-        do_sample=False,
-        suppress_tokens=list(unused),
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
-    return Generated(output.sequences[0, len(prompt) :].tolist(), torch.cat(output.logits))
-
-
-@cache
-def expected(model_type: str) -> list[Generated]:
-    """What `generate` gives for each prompt alone."""
-    model = tiny_family(model_type)
-    return [generate(model, prompt) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("backend", ["cpu", "fused", "reference"])
@@ -131,9 +82,6 @@ def largest_difference(model: PreTrainedModel, rows: list[Generated]) -> float:
             logits = model(input_ids=torch.tensor([prompt + row.token_ids[:-1]]), use_cache=False).logits
         found = max(found, float((logits[0, len(prompt) - 1 :] - row.logits).abs().max()))
     return found
-
-
-PINNED = f"transformers=={transformers.__version__}\n" in (Path(__file__).parents[2] / "constraints.txt").read_text()
 
 
 @pytest.mark.skipif(not PINNED, reason="older versions of transformers lack some families")

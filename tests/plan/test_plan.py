@@ -1,4 +1,4 @@
-"""What a plan knows beforehand; four rows, blocks of 4 tokens. Its pool is enough for an engine that computes nothing."""
+"""What a plan knows beforehand; four rows, blocks of 4 tokens. Its pool is enough for a simulated engine."""
 
 from __future__ import annotations
 
