@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     import torch
@@ -16,6 +17,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Before triton is imported: its kernels run in its interpreter, on the CPU. Tests that compile start a fresh process.
 os.environ["TRITON_INTERPRET"] = "1"
+
+settings.register_profile("full", deadline=None)
+settings.register_profile("fast", deadline=None, max_examples=10)  # of 100: see examples.py
+settings.load_profile("full")
 
 
 @pytest.fixture(autouse=True)

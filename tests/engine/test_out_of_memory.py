@@ -6,7 +6,7 @@ import logging
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.engine.request import Request
@@ -16,6 +16,7 @@ from batchgen.request_output import FinishReason
 from batchgen.stats.prompt_tokens import PromptTokens
 from tests.engine.samples import SmallDevice, alone, with_samples
 from tests.engine.simulated import CheckedEngine, RandomJob, finish, make_engine, make_requests, random_jobs
+from tests.examples import examples
 
 
 def start(prompts: list[str], runner: SmallDevice, n: int = 1, **given: int | bool | None) -> CheckedEngine:
@@ -85,7 +86,7 @@ def test_torch_says_it_by_type_or_in_words() -> None:
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(
     job=random_jobs(budgets=(2, 5, 16, 64), expected_tokens=[None]),
     n=st.integers(1, 4),

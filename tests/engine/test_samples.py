@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.request_output import FinishReason
@@ -18,6 +18,7 @@ from tests.engine.simulated import (
     make_requests,
     random_jobs,
 )
+from tests.examples import examples
 
 
 def start(n: int, prompt: str, **given: int | bool | None) -> CheckedEngine:
@@ -99,7 +100,7 @@ def test_sharing_is_what_samples_save() -> None:
     assert engine.stats.sharing == 1 - 3 / 12
 
 
-@settings(max_examples=600, deadline=None)
+@examples(600)
 @given(
     job=random_jobs(),
     n=st.integers(1, 5),

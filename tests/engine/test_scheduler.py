@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.engine.request import Failed, Request, RequestStatus, SampledToken
@@ -22,6 +22,7 @@ from tests.engine.simulated import (
     random_jobs,
     tokens,
 )
+from tests.examples import examples
 
 
 def test_a_prompt_is_cut_by_the_budget_only() -> None:
@@ -127,7 +128,7 @@ pieces = st.sampled_from(["a", "bb", "cccc", "dddd", "eeeeeeee", "f" * 12])
 prompt_lists = st.lists(st.lists(pieces, min_size=1, max_size=6).map("".join), min_size=1, max_size=24)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     prompts=prompt_lists,
     max_tokens=st.integers(1, 12),
@@ -155,7 +156,7 @@ def test_every_hit_that_is_possible_happens(
     assert engine.scheduler.cache.pool.num_free == engine.scheduler.cache.pool.num_blocks
 
 
-@settings(max_examples=600, deadline=None)
+@examples(600)
 @given(
     job=random_jobs(max_rows=16, most_tokens=20, block_sizes=(1, 2, 4)),
     broken_rows=st.frozensets(st.integers(0, 15), max_size=2),

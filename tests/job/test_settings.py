@@ -16,6 +16,7 @@ from batchgen.prompts.sampling_encoder import SamplingEncoder
 from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
 from batchgen.spec.load import Job, load_job
+from tests.examples import examples
 from tests.tiny_models import VOCAB_SIZE, byte_tokenizer
 
 MODEL: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "top_p": 0.8, "top_k": 20, "max_new_tokens": 16}
@@ -133,7 +134,7 @@ def test_job_part_of_the_document_loads_again(load: Load, tmp_path: Path) -> Non
     assert loaded.spec.model_copy(update={"sampling": job.spec.sampling}) == job.spec
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stop=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), max_size=3))
 def test_any_stop_text_survives_the_document(load: Load, tmp_path: Path, stop: list[str]) -> None:
     job = load()

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.plan.order import Order, lexicographic_order, seen_lengths, visiting_order
 from batchgen.plan.token_store import PackedTokens
+from tests.examples import examples
 from tests.plan.texts import common, forests, pack, shared_with_next
 
 SIZE = 4
@@ -61,7 +62,7 @@ def test_nothing_to_compare(prompts: list[list[int]]) -> None:
     assert order.positions.tolist() == list(range(len(prompts)))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(forests | texts_of_two_letters)
 def test_it_is_the_order_of_the_token_sequences(texts: list[str]) -> None:
     order = lexicographic(texts)
@@ -78,7 +79,7 @@ def test_long_prompts_that_part_late() -> None:
     assert [prompts[row] for row in order.positions] == sorted(prompts)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(texts_of_two_letters)
 def test_it_is_depth_first_at_every_block_size(texts: list[str]) -> None:
     for size in (1, 2, 3, 4, 8):
@@ -106,7 +107,7 @@ def test_equal_outputs_leave_the_order_itself() -> None:
     assert visiting_order(order, pack(["aaaa2", "aaaa1"]), [7, 7], SIZE) is order
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(forests | texts_of_two_letters, st.data(), st.sampled_from([1, 2, 3, 4, 8]))
 def test_a_visiting_order_is_depth_first_and_knows_its_neighbours(
     texts: list[str], data: st.DataObject, size: int
@@ -142,7 +143,7 @@ def test_nothing_visited_was_seen() -> None:
     assert seen([], []) == []
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(forests.flatmap(lambda texts: st.permutations(range(len(texts))).map(lambda rows: (texts, rows))))
 def test_what_was_seen_is_the_maximum_over_earlier_rows(case: tuple[list[str], list[int]]) -> None:
     texts, visited = case

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.engine.build import EngineSettings, make_scheduler
@@ -11,6 +11,7 @@ from batchgen.engine.request import Request, SampledToken
 from batchgen.plan.plan import Plan, make_plan
 from batchgen.plan.token_store import PackedTokens
 from batchgen.sampling_params import SamplingParams
+from tests.examples import examples
 from tests.plan.texts import forests, pack
 
 TEXTS = ["aaaabbbb1", "cccc", "aaaabbbb2", "aaaa"]
@@ -103,7 +104,7 @@ def requests(plan: Plan, tokens: PackedTokens, max_tokens: list[int]) -> list[Re
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     texts=forests,
     data=st.data(),
