@@ -9,7 +9,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -30,11 +29,10 @@ from batchgen.plan.token_store import TokenStore
 from batchgen.spec.load import load_job
 from tests.end_to_end.harness import TinyRunner, answers, cli_run, prompts, snapshot
 from tests.end_to_end.interrupted import (
-    ENVIRONMENT,
+    AT_ONCE,
     NUM_ROWS,
     Stop,
     chunks,
-    command_line,
     num_committed,
     start,
     stopped,
@@ -53,34 +51,23 @@ def kill_and_compare(run_tiny: TinyRunner, num_kills: int) -> None:
     tokens = max(24, 4 * num_kills)  # the more kills, the longer the job
     job_file = write_long_job(run_tiny, num_rows=400, tokens=tokens)
     folder, instants, num_generated = job_file.with_suffix(""), random.Random(1), 0
-    uninterrupted = run_tiny.run_file(job_file, [f"output.path={run_tiny.folder / 'uninterrupted'}"])
+    uninterrupted = run_tiny.run_file(job_file, [f"output.path={run_tiny.folder / 'uninterrupted'}", *AT_ONCE])
     for _ in range(num_kills):
         committed = num_committed(folder)
-        process = start(job_file)
+        session = start(job_file)
         wait_for_chunks(job_file, 1 + len(chunks(folder)))
         time.sleep(instants.random() * 0.1)
-        process.kill()
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
+        session.kill()
         num_generated += num_committed(folder) - committed
         rows = [row for path in chunks(folder) for row in pq.read_table(path)["row_index"].to_pylist()]
         assert len(rows) == len({*rows})  # a committed row is not generated again
     assert num_generated == num_committed(folder)
-    result = run_tiny.run_file(job_file)
+    result = run_tiny.run_file(job_file, AT_ONCE)
     assert result.exit_code == 3
     assert answers(result) == answers(uninterrupted)
     assert (result.report["num_rows"], result.report["num_failed"]) == (400, 10)
     assert result.report["num_resumed_rows"] == num_generated
     assert not (folder / ".state").exists()
-
-
-def test_timeout_ends_it_in_good_order(run_tiny: TinyRunner) -> None:
-    """`timeout` stands for whatever sends SIGTERM: a scheduler, a container that is stopped."""
-    job_file = write_long_job(run_tiny, tokens=400)
-    done = subprocess.run(["timeout", "-s", "TERM", "15", *command_line(job_file)], env=ENVIRONMENT, check=False)
-    assert done.returncode == 124  # of `timeout` itself
-    assert not (job_file.with_suffix("") / ".state/lock").exists()
-    assert num_committed(job_file.with_suffix("")) > 0
 
 
 def fail_from(patch: pytest.MonkeyPatch, number: int, error: Callable[[], BaseException]) -> list[int]:
@@ -154,32 +141,31 @@ def test_stopped_at_any_write_fsync_or_rename_it_ends_as_an_unbroken_run(
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signal_commits_and_the_same_command_continues(run_tiny: TinyRunner, signum: int, code: int) -> None:
+    """SIGTERM is what `timeout`, a scheduler or a container that is stopped sends."""
     job_file = write_long_job(run_tiny)
-    process = start(job_file)
+    session = start(job_file)
     wait_for_chunks(job_file, 2)
     begin = time.monotonic()
-    process.send_signal(signum)
-    _, stderr = process.communicate(timeout=30)
+    session.send_signal(signum)
+    assert session.wait() == code, session.stderr
     assert time.monotonic() - begin < 10
-    assert process.returncode == code, stderr
-    assert stderr.splitlines()[-1].endswith("run the same command again to continue")
-    assert "Traceback" not in stderr
+    assert session.stderr.splitlines()[-1].endswith("run the same command again to continue")
+    assert "Traceback" not in session.stderr
     assert not (job_file.with_suffix("") / ".state/lock").exists()
-    result = run_tiny.run_file(job_file)
+    result = run_tiny.run_file(job_file, AT_ONCE)
     assert result.report["num_resumed_rows"] >= 8
     assert len(result.rows) == NUM_ROWS
 
 
 def test_second_run_at_once_is_refused_and_works_after_a_kill(run_tiny: TinyRunner) -> None:
     job_file = write_long_job(run_tiny)
-    process = start(job_file)
+    session = start(job_file)
     wait_for_chunks(job_file, 2)
     refused = run_tiny.run_file(job_file)
-    process.kill()
-    process.communicate()
+    session.kill()
     assert refused.exit_code == 2
-    assert f"process {process.pid} on " in refused.error
-    assert run_tiny.run_file(job_file).report["num_resumed_rows"] > 0
+    assert f"process {session.process.pid} on " in refused.error
+    assert run_tiny.run_file(job_file, AT_ONCE).report["num_resumed_rows"] > 0
 
 
 def test_committed_rows_are_not_generated_again(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
