@@ -14,6 +14,7 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from tests.end_to_end.harness import Result, TinyRunner, prompts
+from tests.pairwise import pairwise
 from tests.tiny_models import context_model, tiny_gemma2, tiny_gpt2, tiny_qwen3
 
 MAX_TOKENS = 20
@@ -76,10 +77,9 @@ def run(run_tiny: TinyRunner, model: Callable[[], PreTrainedModel] | None = None
     return result
 
 
-@pytest.mark.parametrize("max_num_seqs", [1, 6])
-@pytest.mark.parametrize("prefix_cache", [True, False], ids=["cache", "no-cache"])
-@pytest.mark.parametrize("block_size", [8, 16, 32])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "block_size", "prefix_cache", "max_num_seqs"), pairwise([*SHAPES], [8, 16, 32], [True, False], [1, 6])
+)
 def test_equals_generate_one_by_one(
     run_tiny: TinyRunner, shape: str, block_size: int, prefix_cache: bool, max_num_seqs: int
 ) -> None:

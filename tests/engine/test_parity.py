@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import cache
+
 import pytest
 from transformers import PreTrainedModel
 
@@ -14,13 +17,15 @@ from tests.engine.harness import (
     make_requests,
     run,
 )
+from tests.pairwise import pairwise
 from tests.tiny_models import context_model
 
+HeadShape = tuple[int, int, int]  # head size, query heads, KV heads
 
-@pytest.mark.parametrize("max_num_seqs", [1, 8])
-@pytest.mark.parametrize("prefix_cache", [True, False], ids=["cache", "no-cache"])
-@pytest.mark.parametrize("block_size", [8, 16, 32])
-@pytest.mark.parametrize("family", FAMILIES)
+
+@pytest.mark.parametrize(
+    ("family", "block_size", "prefix_cache", "max_num_seqs"), pairwise([*FAMILIES], [8, 16, 32], [True, False], [1, 8])
+)
 def test_equals_generate(family: str, block_size: int, prefix_cache: bool, max_num_seqs: int) -> None:
     engine = make_engine(
         FAMILIES[family](), block_size=block_size, prefix_cache=prefix_cache, max_num_seqs=max_num_seqs
@@ -30,9 +35,7 @@ def test_equals_generate(family: str, block_size: int, prefix_cache: bool, max_n
     assert (engine.stats.prompt.hit > 0) == prefix_cache
 
 
-@pytest.mark.parametrize("prefix_cache", [True, False], ids=["cache", "no-cache"])
-@pytest.mark.parametrize("block_size", [8, 16, 32])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "block_size", "prefix_cache"), pairwise([*FAMILIES], [8, 16, 32], [True, False]))
 def test_preemption_is_invisible(family: str, block_size: int, prefix_cache: bool) -> None:
     engine = make_engine(
         FAMILIES[family](),
@@ -89,20 +92,24 @@ def test_any_token_budget_equals_generate(max_batched_tokens: int) -> None:
     assert [outputs[row] for row in range(len(PROMPTS))] == expected("llama")
 
 
-@pytest.mark.parametrize(("head_dim", "heads", "kv_heads"), [(64, 8, 2), (80, 3, 3), (96, 2, 1)])
-@pytest.mark.parametrize("block_size", [8, 16, 32])
-def test_head_shapes_equal_generate(head_dim: int, heads: int, kv_heads: int, block_size: int) -> None:
-    def make() -> PreTrainedModel:
-        return context_model(head_dim=head_dim, heads=heads, kv_heads=kv_heads)
+@cache
+def shape_model(shape: HeadShape) -> PreTrainedModel:
+    head_dim, heads, kv_heads = shape
+    return context_model(head_dim=head_dim, heads=heads, kv_heads=kv_heads)
 
-    model = make()
-    alone = [generate(model, prompt) for prompt in PROMPTS]
-    for max_num_seqs in (1, 6):
-        outputs = run(
-            make_engine(make(), "cpu", block_size=block_size, max_num_seqs=max_num_seqs),
-            make_requests(PROMPTS, block_size),
-        )
-        assert [outputs[row] for row in range(len(PROMPTS))] == alone
+
+@cache
+def expected_of_shape(shape: HeadShape) -> list[list[int]]:
+    return [generate(shape_model(shape), prompt) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    ("shape", "block_size", "max_num_seqs"), pairwise([(64, 8, 2), (80, 3, 3), (96, 2, 1)], [8, 16, 32], [1, 6])
+)
+def test_head_shapes_equal_generate(shape: HeadShape, block_size: int, max_num_seqs: int) -> None:
+    engine = make_engine(deepcopy(shape_model(shape)), "cpu", block_size=block_size, max_num_seqs=max_num_seqs)
+    outputs = run(engine, make_requests(PROMPTS, block_size))
+    assert [outputs[row] for row in range(len(PROMPTS))] == expected_of_shape(shape)
 
 
 def test_rows_of_every_kind_share_a_step() -> None:
