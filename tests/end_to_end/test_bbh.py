@@ -22,6 +22,8 @@ from batchgen.spec.job_spec import ModelSpec
 from batchgen.spec.load import load_job
 from batchgen.stats.report import RunReport
 
+pytestmark = pytest.mark.slow
+
 JOBS = Path(__file__).parents[2] / "jobs"
 MODEL = JOBS / "models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf"
 BLOCK_SIZE = 16

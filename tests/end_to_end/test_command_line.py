@@ -97,6 +97,7 @@ def test_most_common_error_is_shown(run_tiny: TinyRunner) -> None:
     assert "(2 rows)" in line
 
 
+@pytest.mark.slow
 def test_real_process_ends_like_the_call(run_tiny: TinyRunner) -> None:
     job_file = run_tiny.write([*GOOD, {"prompt": None}])
     done = process("run", str(job_file))

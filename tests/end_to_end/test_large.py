@@ -21,7 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 NUM_ROWS = 2200
 DATA_BYTES = NUM_ROWS << 20
 
-pytestmark = pytest.mark.skipif("BATCHGEN_SLOW_TESTS" not in os.environ, reason="slow: set BATCHGEN_SLOW_TESTS=1")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif("BATCHGEN_SLOW_TESTS" not in os.environ, reason="takes minutes: set BATCHGEN_SLOW_TESTS=1"),
+]
 
 
 @pytest.mark.parametrize("type", [pa.string(), pa.large_string(), pa.list_(pa.string())], ids=str)

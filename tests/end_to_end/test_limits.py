@@ -101,7 +101,7 @@ def test_logits_that_are_not_finite_fail_their_row_only(run_tiny: TinyRunner, ma
     assert [text for text in result.completions if text] == alone
 
 
-@pytest.mark.parametrize("attention", ["cpu", "torch", "triton"])
+@pytest.mark.parametrize("attention", ["cpu", "torch", pytest.param("triton", marks=pytest.mark.slow)])
 def test_row_that_goes_wrong_late_leaves_its_shared_beginning_intact(run_tiny: TinyRunner, attention: str) -> None:
     """It computes the blocks that the others find: what it holds before its first bad token is theirs too."""
     shared = "the beginning that all rows share "

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.end_to_end.harness import TinyRunner, prompts
 from tests.tiny_models import uniform_model
 
@@ -53,6 +55,7 @@ def write(run_tiny: TinyRunner, num_rows: int, **job: Any) -> Path:
     return run_tiny.write(rows, model=uniform_model, sampling=sampling, output={"path": "nightly/${DATE}"}, **job)
 
 
+@pytest.mark.slow
 def test_interrupted_once_it_is_queued_again_and_finishes(run_tiny: TinyRunner) -> None:
     job_file = write(run_tiny, 100, engine={"max_num_seqs": 4})
     folder = job_file.parent / "nightly" / "2026-11-30"

@@ -140,6 +140,7 @@ def test_killed_before_every_put_it_ends_as_an_unbroken_run(
     assert not (locate("s3://bucket/out") / ".state").exists()
 
 
+@pytest.mark.slow
 def test_lost_node_loses_nothing_committed(run_tiny: TinyRunner, tmp_path: Path) -> None:
     """A process killed at its second commit; another one, which has only the store, goes on."""
     job_file = run_tiny.write(prompts(*"abcdef"), output={"path": "s3://bucket/out"})

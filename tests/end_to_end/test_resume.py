@@ -42,6 +42,7 @@ from tests.end_to_end.interrupted import (
 from tests.tiny_models import uniform_model
 
 
+@pytest.mark.slow
 def test_killed_at_random_instants_it_ends_as_an_unbroken_run(run_tiny: TinyRunner) -> None:
     kill_and_compare(run_tiny, int(os.environ.get("BATCHGEN_KILLS", "6")))
 
@@ -104,6 +105,7 @@ def disk_full() -> OSError:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [Stop, disk_full])
 def test_stopped_at_any_write_fsync_or_rename_it_ends_as_an_unbroken_run(
     run_tiny: TinyRunner, error: Callable[[], BaseException]
@@ -139,6 +141,7 @@ def test_stopped_at_any_write_fsync_or_rename_it_ends_as_an_unbroken_run(
         assert set(exit_codes) == {2, 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signal_commits_and_the_same_command_continues(run_tiny: TinyRunner, signum: int, code: int) -> None:
     """SIGTERM is what `timeout`, a scheduler or a container that is stopped sends."""
@@ -157,6 +160,7 @@ def test_signal_commits_and_the_same_command_continues(run_tiny: TinyRunner, sig
     assert len(result.rows) == NUM_ROWS
 
 
+@pytest.mark.slow
 def test_second_run_at_once_is_refused_and_works_after_a_kill(run_tiny: TinyRunner) -> None:
     job_file = write_long_job(run_tiny)
     session = start(job_file)

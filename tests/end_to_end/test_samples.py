@@ -72,6 +72,7 @@ def test_a_row_that_cannot_run_has_one_output(run_tiny: TinyRunner) -> None:
     assert (result.report["num_ok"], result.report["num_failed"]) == (2, 1)
 
 
+@pytest.mark.slow
 def test_a_kill_between_the_samples_of_a_row_commits_none_of_them(run_tiny: TinyRunner) -> None:
     sampling = {"temperature": 1, "max_tokens": 120, "seed": 3, "n": 5}  # of very different lengths
     rows = [{"prompt": f"row {n}"} for n in range(16)]

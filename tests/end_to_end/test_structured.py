@@ -192,6 +192,7 @@ def test_draws_are_over_what_is_allowed(run_tiny: TinyRunner) -> None:
     assert sum((count - 100) ** 2 / 100 for count in counts) < 16.3  # chi-square, 3 degrees of freedom, p = 0.001
 
 
+@pytest.mark.slow
 def test_the_real_model_on_real_rows(tmp_path: Path) -> None:
     """Needs the embedded model (`python scripts/fetch_model.py`), as `scripts/test.sh` fetches it."""
     schema = {

@@ -46,6 +46,7 @@ def test_preemption_is_invisible() -> None:
     assert engine.stats.num_preemptions >= 1
 
 
+@pytest.mark.slow
 def test_triton_backend_equals_generate() -> None:
     rows, num_tokens = [1, 6, 7, 8], 4
     requests = make_requests([PROMPTS[row] for row in rows], 16)

@@ -69,6 +69,7 @@ def test_cpu_backend_equals_generate(family: str) -> None:
     assert [outputs[row] for row in range(len(PROMPTS))] == expected(family)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
 def test_triton_backend_equals_generate(family: str) -> None:
     """In the interpreter, so with few rows and tokens; three of the rows share their first blocks."""

@@ -39,7 +39,7 @@ def padded(case: Case) -> Case:
     return replace(filled, step=step)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["reference", pytest.param("triton", marks=pytest.mark.slow)])
 def test_every_step_is_computed_in_the_tensors_of_the_first(backend: str) -> None:
     attention = BACKENDS[backend]()
     first = padded(STEPS["one row"]).step
@@ -54,6 +54,7 @@ def test_every_step_is_computed_in_the_tensors_of_the_first(backend: str) -> Non
         torch.testing.assert_close(output[: len(case.query)], case.truth, atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_triton_keeps_its_lists_where_they_are() -> None:
     prepared = TritonBackend(-math.inf).prepare_for_replay(padded(STEPS["one row"]).step)
     seen = set()
