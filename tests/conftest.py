@@ -1,4 +1,4 @@
-"""What every test runs with: no network, a fixed seed, few threads. Imports torch only where a test already has."""
+"""What every test runs with: no network, a fixed seed, one thread. Imports torch only where a test already has."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     import torch
@@ -21,14 +22,18 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Before triton is imported: its kernels run in its interpreter, on the CPU. Tests that compile start a fresh process.
 os.environ["TRITON_INTERPRET"] = "1"
 
+settings.register_profile("full", deadline=None)
+settings.register_profile("fast", deadline=None, max_examples=10)  # of 100: see examples.py
+settings.load_profile("full")
+
 
 @pytest.fixture(autouse=True)
 def _repeatable() -> None:
-    """Seed torch and hold it to two threads, in the tests that use torch at all."""
+    """Seed torch and hold it to one thread, in the tests that use torch: two wait for each other over tiny matrices."""
     if "torch" in sys.modules:
         torch = sys.modules["torch"]
         torch.manual_seed(0)
-        torch.set_num_threads(2)
+        torch.set_num_threads(1)
 
 
 @pytest.fixture

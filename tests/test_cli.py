@@ -221,7 +221,7 @@ def test_unknown_public_name_is_an_attribute_error() -> None:
         batchgen.nope  # noqa: B018
 
 
-def test_typos_and_doubled_keys_are_refused_in_a_moment(tmp_path: Path) -> None:  # C37
+def test_typos_and_doubled_keys_are_refused_in_a_moment(tmp_path: Path) -> None:
     """The model path is a named pipe: opening it would hang the process."""
     os.mkfifo(tmp_path / "model.gguf")
     (tmp_path / "job.yaml").write_text(

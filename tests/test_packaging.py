@@ -76,11 +76,13 @@ def wheel_files(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         return set(archive.namelist())
 
 
+@pytest.mark.slow
 def test_wheel_top_level_is_our_two_packages(wheel_files: set[str]) -> None:
     top = {name.split("/")[0] for name in wheel_files}
     assert {name for name in top if not name.endswith(".dist-info")} == set(PACKAGES)
 
 
+@pytest.mark.slow
 def test_wheel_holds_every_file_of_the_packages(wheel_files: set[str]) -> None:
     files = {
         f"{package}/{path.relative_to(folder).as_posix()}"
@@ -91,6 +93,7 @@ def test_wheel_holds_every_file_of_the_packages(wheel_files: set[str]) -> None:
     assert {name for name in wheel_files if ".dist-info/" not in name} == files
 
 
+@pytest.mark.slow
 def test_wheel_holds_the_licence(wheel_files: set[str]) -> None:
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel_files)
 

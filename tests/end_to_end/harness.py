@@ -192,3 +192,16 @@ def cli_run(job_file: Path, *options: str) -> CliResult:
 
 def _refuse_constant(name: str) -> None:
     raise AssertionError(f"report.json holds {name}")
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file with its time and content."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def answers(result: Result) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != "cached_tokens"} for row in result.rows]

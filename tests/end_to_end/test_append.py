@@ -15,9 +15,8 @@ from batchgen.io.input.jsonl import JsonlInput
 from batchgen.job import run as run_room
 from batchgen.job.run import run_job
 from batchgen.spec.load import load_job
-from tests.end_to_end.harness import Result, TinyRunner, cli_run, json_lines, prompts
-from tests.end_to_end.test_output import snapshot
-from tests.end_to_end.test_resume import answers, stopped
+from tests.end_to_end.harness import Result, TinyRunner, answers, cli_run, json_lines, prompts, snapshot
+from tests.end_to_end.interrupted import stopped
 from tests.tiny_models import uniform_model
 
 SAMPLED = {"temperature": 1, "seed": 3}

@@ -14,6 +14,7 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from tests.end_to_end.harness import Result, TinyRunner, prompts
+from tests.pairwise import pairwise
 from tests.tiny_models import context_model, tiny_gemma2, tiny_gpt2, tiny_qwen3
 
 MAX_TOKENS = 20
@@ -76,11 +77,10 @@ def run(run_tiny: TinyRunner, model: Callable[[], PreTrainedModel] | None = None
     return result
 
 
-@pytest.mark.parametrize("max_num_seqs", [1, 6])
-@pytest.mark.parametrize("prefix_cache", [True, False], ids=["cache", "no-cache"])
-@pytest.mark.parametrize("block_size", [8, 16, 32])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_equals_generate_one_by_one(  # C44
+@pytest.mark.parametrize(
+    ("shape", "block_size", "prefix_cache", "max_num_seqs"), pairwise([*SHAPES], [8, 16, 32], [True, False], [1, 6])
+)
+def test_equals_generate_one_by_one(
     run_tiny: TinyRunner, shape: str, block_size: int, prefix_cache: bool, max_num_seqs: int
 ) -> None:
     result = run(run_tiny, MODELS[shape], block_size=block_size, prefix_cache=prefix_cache, max_num_seqs=max_num_seqs)
@@ -138,7 +138,7 @@ def test_without_a_cache_there_are_no_hits(run_tiny: TinyRunner) -> None:
     assert (result.report["num_hit_tokens"], result.report["hit_rate"]) == (0, 0)
 
 
-def test_fragmentation_counts_slots_not_blocks(run_tiny: TinyRunner) -> None:  # C45
+def test_fragmentation_counts_slots_not_blocks(run_tiny: TinyRunner) -> None:
     """4 x 17 tokens in 4 x 2 blocks of 16."""
     result = run_tiny(
         prompts(*DIFFERENT), sampling={"max_tokens": 1}, engine={"max_num_seqs": 4, "prefix_cache": False}
@@ -148,7 +148,7 @@ def test_fragmentation_counts_slots_not_blocks(run_tiny: TinyRunner) -> None:  #
     assert result.report["internal_fragmentation"] == 0.46875
 
 
-def test_fragmentation_counts_a_shared_block_once(run_tiny: TinyRunner) -> None:  # C45
+def test_fragmentation_counts_a_shared_block_once(run_tiny: TinyRunner) -> None:
     """A first row alone (17 of 32 slots), whose block is then shared: 16 tokens and 4 x 1 in 1 + 4 blocks."""
     result = run_tiny(
         prompts("a" * 10 + "v", *SHARING),

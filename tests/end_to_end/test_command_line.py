@@ -61,7 +61,7 @@ def assert_refused(result: CliResult, *words: str) -> None:
     ],
     ids=["good", "one-over-long", "all-over-long", "empty-parquet", "empty-jsonl"],
 )
-def test_exit_code_and_counts_match_the_file(  # C40
+def test_exit_code_and_counts_match_the_file(
     run_tiny: TinyRunner, rows: Any, exit_code: int, counts: tuple[int, int]
 ) -> None:
     job_file = run_tiny.write(rows, engine={"max_model_len": 64})
@@ -79,7 +79,7 @@ def test_exit_code_and_counts_match_the_file(  # C40
     assert (folder / "_SUCCESS").exists()
 
 
-def test_run_without_rows_has_no_rates(run_tiny: TinyRunner) -> None:  # C40 d
+def test_run_without_rows_has_no_rates(run_tiny: TinyRunner) -> None:
     job_file = run_tiny.write(b"")
     result = cli_run(job_file)
     report = read_report(job_file.with_suffix(""))
@@ -89,7 +89,7 @@ def test_run_without_rows_has_no_rates(run_tiny: TinyRunner) -> None:  # C40 d
     assert "nan" not in result.stdout.lower()
 
 
-def test_most_common_error_is_shown(run_tiny: TinyRunner) -> None:  # C40
+def test_most_common_error_is_shown(run_tiny: TinyRunner) -> None:
     rows = [LONG, {"prompt": "y" * 90}, {"prompt": None}, *GOOD]
     result = cli_run(run_tiny.write(rows, engine={"max_model_len": 64}))
     [line] = [line for line in result.stdout.splitlines() if line.startswith("most common error")]
@@ -97,6 +97,7 @@ def test_most_common_error_is_shown(run_tiny: TinyRunner) -> None:  # C40
     assert "(2 rows)" in line
 
 
+@pytest.mark.slow
 def test_real_process_ends_like_the_call(run_tiny: TinyRunner) -> None:
     job_file = run_tiny.write([*GOOD, {"prompt": None}])
     done = process("run", str(job_file))
@@ -116,7 +117,7 @@ def test_real_process_ends_like_the_call(run_tiny: TinyRunner) -> None:
     ids=["typos", "tab", "tag"],
 )
 def test_wrong_job_file_is_refused_before_the_model_is_opened(tmp_path: Path, text: str, words: list[str]) -> None:
-    """C37. The model path is a pipe that nobody writes to: opening it would hang."""
+    """The model path is a pipe that nobody writes to: opening it would hang."""
     os.mkfifo(tmp_path / "model.gguf")
     head = "model: {path: model.gguf}\ninput: {path: in.jsonl, prompt: prompt}\noutput: {path: out}\n"
     (tmp_path / "job.yaml").write_text(head + text)
@@ -128,13 +129,13 @@ def test_wrong_job_file_is_refused_before_the_model_is_opened(tmp_path: Path, te
 
 
 @pytest.mark.parametrize(("text", "word"), [("", "empty"), ("# nothing\n", "empty"), ("- model\n- input\n", "a list")])
-def test_job_file_without_sections_is_refused(tmp_path: Path, text: str, word: str) -> None:  # C37
+def test_job_file_without_sections_is_refused(tmp_path: Path, text: str, word: str) -> None:
     (tmp_path / "job.yaml").write_text(text)
     assert_refused(cli_run(tmp_path / "job.yaml"), "job.yaml", word)
 
 
 @pytest.mark.parametrize("path", ["in.jsonl", "./x/../in.jsonl", "link.jsonl"], ids=["same", "dots", "link"])
-def test_output_over_the_input_is_refused(run_tiny: TinyRunner, path: str) -> None:  # C42
+def test_output_over_the_input_is_refused(run_tiny: TinyRunner, path: str) -> None:
     folder = run_tiny.folder
     (folder / "x").mkdir()
     (folder / "in.jsonl").write_text('{"prompt": "note a"}\n')
@@ -145,25 +146,25 @@ def test_output_over_the_input_is_refused(run_tiny: TinyRunner, path: str) -> No
     assert checksum(folder / "in.jsonl") == before
 
 
-def test_unset_variable_is_named_and_makes_no_folder(run_tiny: TinyRunner) -> None:  # C42
+def test_unset_variable_is_named_and_makes_no_folder(run_tiny: TinyRunner) -> None:
     job_file = run_tiny.write(GOOD, output={"path": "${NOPE_X}/o"})
     assert_refused(cli_run(job_file), "NOPE_X", "output.path")
     assert not [path for path in run_tiny.folder.rglob("*") if "$" in path.name or "NOPE_X" in path.name]
 
 
-def test_variable_that_is_set_is_used(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:  # C42
+def test_variable_that_is_set_is_used(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NIGHT", "2024-01-31")
     assert cli_run(run_tiny.write(GOOD, output={"path": "${NIGHT}/a/new/folder"})).exit_code == 0
     assert (run_tiny.folder / "2024-01-31/a/new/folder/_SUCCESS").exists()
 
 
-def test_output_below_a_file_is_refused(run_tiny: TinyRunner) -> None:  # C42
+def test_output_below_a_file_is_refused(run_tiny: TinyRunner) -> None:
     (run_tiny.folder / "file").write_text("mine")
     assert_refused(cli_run(run_tiny.write(GOOD, output={"path": "file/out"})), "file", "must be a folder")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to root")
-def test_output_that_cannot_be_written_is_refused(run_tiny: TinyRunner) -> None:  # C42
+def test_output_that_cannot_be_written_is_refused(run_tiny: TinyRunner) -> None:
     folder = run_tiny.folder / "locked"
     folder.mkdir(mode=0o500)
     assert_refused(cli_run(run_tiny.write(GOOD, output={"path": "locked/out"})), str(folder), "not writable")

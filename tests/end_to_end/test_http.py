@@ -49,7 +49,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     (tmp_path / "served").mkdir()
     handler = partial(request.param, directory=str(tmp_path / "served"))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()  # looks for its end so often
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 

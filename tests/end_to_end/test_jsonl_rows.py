@@ -27,7 +27,7 @@ def byte_tokenizer_with_bos() -> PreTrainedTokenizerFast:
     return byte_tokenizer(add_bos=True)
 
 
-def test_repeated_ids_and_prompts_keep_every_row(run_tiny: TinyRunner) -> None:  # C03
+def test_repeated_ids_and_prompts_keep_every_row(run_tiny: TinyRunner) -> None:
     rows = [("k", "note a"), ("k", "note b"), ("m", "note c"), ("m", "note c")]
     result = run_tiny([{"id": id, "prompt": prompt} for id, prompt in rows], input={"id": "id"})
     assert result.exit_code == 0
@@ -36,7 +36,7 @@ def test_repeated_ids_and_prompts_keep_every_row(run_tiny: TinyRunner) -> None: 
 
 
 @pytest.mark.parametrize("id", [None, "k"], ids=["no-id", "same-id"])
-def test_equal_prompts_are_sampled_apart(run_tiny: TinyRunner, id: str | None) -> None:  # C03
+def test_equal_prompts_are_sampled_apart(run_tiny: TinyRunner, id: str | None) -> None:
     result = run_tiny(
         [{"id": id, "prompt": "note c"}] * 2,
         model=uniform_model,
@@ -55,7 +55,7 @@ def test_ids_come_out_as_they_went_in(run_tiny: TinyRunner) -> None:
     assert run_tiny([{"id": id, "prompt": "a"} for id in numbers], input={"id": "id"}).column("id") == numbers
 
 
-def test_values_that_utf8_or_json_cannot_hold_fail_alone(run_tiny: TinyRunner) -> None:  # C24
+def test_values_that_utf8_or_json_cannot_hold_fail_alone(run_tiny: TinyRunner) -> None:
     lines = [
         rb'{"id":"1","prompt":"note a"}',
         rb'{"id":"2","prompt":"half \ud83d a"}',
@@ -76,7 +76,7 @@ def test_values_that_utf8_or_json_cannot_hold_fail_alone(run_tiny: TinyRunner) -
     assert result.rows[3]["score"] != result.rows[3]["score"]  # NaN
 
 
-def test_type_and_key_first_seen_late_are_carried(run_tiny: TinyRunner) -> None:  # C26
+def test_type_and_key_first_seen_late_are_carried(run_tiny: TinyRunner) -> None:
     num_early = 2500  # more than are read at once
     early: list[dict[str, Any]] = [{"id": 1, "prompt": "note a"}] * num_early
     late: list[dict[str, Any]] = [{"id": "x9", "prompt": "note b", "note": "n"}, {"id": None, "prompt": "note c"}]
@@ -90,7 +90,7 @@ def test_type_and_key_first_seen_late_are_carried(run_tiny: TinyRunner) -> None:
     assert table["note"].drop_null().to_pylist() == ["n"]
 
 
-def test_empty_null_and_blank_prompts_in_a_chat(run_tiny: TinyRunner) -> None:  # C36
+def test_empty_null_and_blank_prompts_in_a_chat(run_tiny: TinyRunner) -> None:
     result = run_tiny(DAMAGED)
     assert result.exit_code == 3
     assert [reason == "error" for reason in result.column("finish_reason")] == [0, 1, 1, 0, 1, 1, 0]
@@ -103,7 +103,7 @@ def test_empty_null_and_blank_prompts_in_a_chat(run_tiny: TinyRunner) -> None:  
 
 
 @pytest.mark.parametrize("with_bos", [False, True], ids=["no-bos", "bos"])
-def test_empty_null_and_blank_prompts_in_raw_text(run_tiny: TinyRunner, with_bos: bool) -> None:  # C36
+def test_empty_null_and_blank_prompts_in_raw_text(run_tiny: TinyRunner, with_bos: bool) -> None:
     tokenizer = byte_tokenizer_with_bos if with_bos else byte_tokenizer
     result = run_tiny(DAMAGED, tokenizer=tokenizer, input={"text": "prompt"})
     assert result.exit_code == 3
@@ -126,7 +126,7 @@ def test_empty_null_and_blank_prompts_in_raw_text(run_tiny: TinyRunner, with_bos
     ],
     ids=["bom-crlf", "blank-lines", "no-last-newline"],
 )
-def test_windows_and_blank_lines_are_read(run_tiny: TinyRunner, content: bytes) -> None:  # C41 a-c
+def test_windows_and_blank_lines_are_read(run_tiny: TinyRunner, content: bytes) -> None:
     result = run_tiny(content)
     assert (result.exit_code, result.completions) == (0, ["A", "B"])
     assert result.table.column_names[0] == "prompt"
@@ -141,9 +141,7 @@ def test_windows_and_blank_lines_are_read(run_tiny: TinyRunner, content: bytes) 
     ],
     ids=["cut-off", "trailing-comma", "latin-1"],
 )
-def test_broken_line_is_named_and_not_shown(  # C41 d, e, g
-    run_tiny: TinyRunner, content: bytes, line: int, position: str
-) -> None:
+def test_broken_line_is_named_and_not_shown(run_tiny: TinyRunner, content: bytes, line: int, position: str) -> None:
     result = run_tiny(content)
     assert result.exit_code == 3
     assert result.completions == ["A", None]
@@ -153,21 +151,21 @@ def test_broken_line_is_named_and_not_shown(  # C41 d, e, g
     assert "secret" not in error
 
 
-def test_file_of_broken_lines_has_our_columns(run_tiny: TinyRunner) -> None:  # C41
+def test_file_of_broken_lines_has_our_columns(run_tiny: TinyRunner) -> None:
     result = run_tiny(b'{"prompt":"note a"\n[1]\n')
     assert result.exit_code == 3
     assert [(field.name, field.type) for field in result.table.schema] == ADDED
     assert ["line 1" in result.rows[0]["error"], "line 2" in result.rows[1]["error"]] == [True, True]
 
 
-def test_json_array_is_no_lines_file(run_tiny: TinyRunner) -> None:  # C41 f
+def test_json_array_is_no_lines_file(run_tiny: TinyRunner) -> None:
     result = run_tiny(json.dumps(prompts("note a", "note b"), indent=1).encode())
     assert result.exit_code == 2
     assert "array, not lines" in result.error
     assert not result.folder.exists()
 
 
-def test_line_of_3_mb_fails_with_its_token_count(run_tiny: TinyRunner) -> None:  # C43 a
+def test_line_of_3_mb_fails_with_its_token_count(run_tiny: TinyRunner) -> None:
     result = run_tiny(prompts("note a", "x" * 3_000_000, "note c"))
     assert result.exit_code == 3
     assert result.completions == ["A", None, "C"]

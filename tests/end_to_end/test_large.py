@@ -21,12 +21,15 @@ ROOT = Path(__file__).resolve().parents[2]
 NUM_ROWS = 2200
 DATA_BYTES = NUM_ROWS << 20
 
-pytestmark = pytest.mark.skipif("BATCHGEN_SLOW_TESTS" not in os.environ, reason="slow: set BATCHGEN_SLOW_TESTS=1")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif("BATCHGEN_SLOW_TESTS" not in os.environ, reason="takes minutes: set BATCHGEN_SLOW_TESTS=1"),
+]
 
 
 @pytest.mark.parametrize("type", [pa.string(), pa.large_string(), pa.list_(pa.string())], ids=str)
 def test_column_over_2_gib_in_one_row_group(run_tiny: TinyRunner, type: pa.DataType) -> None:
-    """Case C43: carried through the whole job, and its memory stays under three times the data."""
+    """It is carried through the whole job, whose memory stays under three times the data."""
     text = "x" * 2**20
     values = [[text] if pa.types.is_list(type) else text] * (NUM_ROWS // 2)
     half = pa.array(values, type)

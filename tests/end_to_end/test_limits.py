@@ -23,7 +23,7 @@ def poisoned_model() -> LlamaForCausalLM:
     return poison(context_model())
 
 
-def test_generation_is_cut_at_the_context_limit(run_tiny: TinyRunner) -> None:  # C19
+def test_generation_is_cut_at_the_context_limit(run_tiny: TinyRunner) -> None:
     rows = prompts(*("q" * length for length in (56, 57, 58, 59)))
     result = run_tiny(rows, model=context_model, engine={"max_model_len": 64})
     assert result.exit_code == 3
@@ -101,7 +101,7 @@ def test_logits_that_are_not_finite_fail_their_row_only(run_tiny: TinyRunner, ma
     assert [text for text in result.completions if text] == alone
 
 
-@pytest.mark.parametrize("attention", ["cpu", "torch", "triton"])
+@pytest.mark.parametrize("attention", ["cpu", "torch", pytest.param("triton", marks=pytest.mark.slow)])
 def test_row_that_goes_wrong_late_leaves_its_shared_beginning_intact(run_tiny: TinyRunner, attention: str) -> None:
     """It computes the blocks that the others find: what it holds before its first bad token is theirs too."""
     shared = "the beginning that all rows share "

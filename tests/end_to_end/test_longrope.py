@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.end_to_end.harness import TinyRunner
-from tests.engine.test_longrope import BORDER, LONG_ROWS, SHORT_ROWS, longrope_model
-from tests.families.test_families import MAX_TOKENS, PINNED, generate
+from tests.families.harness import BORDER, LONG_ROWS, MAX_TOKENS, PINNED, SHORT_ROWS, generate, longrope_model
 from tests.tiny_models import IM_END, VOCAB_SIZE
 
 

@@ -9,18 +9,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.end_to_end.harness import TinyRunner, prompts
 from tests.tiny_models import uniform_model
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "jobs" / "nightly.slurm"
+BATCHGEN = f'exec {sys.executable} -m batchgen "$@"'
 
 
-def start(job_file: Path, date: str = "2026-11-30") -> subprocess.Popen[str]:
+def start(job_file: Path, date: str = "2026-11-30", batchgen: str = BATCHGEN) -> subprocess.Popen[str]:
     """The script as Slurm starts it, with `batchgen` and `scontrol` of our own in front of PATH."""
     commands = job_file.parent / "bin"
     commands.mkdir(exist_ok=True)
-    put(commands / "batchgen", f'exec {sys.executable} -m batchgen "$@"')
+    put(commands / "batchgen", batchgen)
     put(commands / "scontrol", f'echo "$@" >> {job_file.parent}/scontrol.log')
     environment = {
         **os.environ,
@@ -52,8 +55,9 @@ def write(run_tiny: TinyRunner, num_rows: int, **job: Any) -> Path:
     return run_tiny.write(rows, model=uniform_model, sampling=sampling, output={"path": "nightly/${DATE}"}, **job)
 
 
+@pytest.mark.slow
 def test_interrupted_once_it_is_queued_again_and_finishes(run_tiny: TinyRunner) -> None:
-    job_file = write(run_tiny, 400, engine={"max_num_seqs": 4})
+    job_file = write(run_tiny, 100, engine={"max_num_seqs": 4})
     folder = job_file.parent / "nightly" / "2026-11-30"
     first = start(job_file)
     deadline = time.monotonic() + 300
@@ -68,27 +72,27 @@ def test_interrupted_once_it_is_queued_again_and_finishes(run_tiny: TinyRunner) 
     second = start(job_file)
     output, errors = second.communicate(timeout=300)
     assert (second.returncode, requeued(job_file)) == (0, ["requeue 77"]), errors
-    assert output.splitlines()[-1] == "ok=400 failed=0"
+    assert output.splitlines()[-1] == "ok=100 failed=0"
     assert (folder / "_SUCCESS").exists()
 
 
-def test_failed_rows_are_reported_and_are_no_failure(run_tiny: TinyRunner) -> None:
-    job_file = run_tiny.write([{"prompt": "note a"}, {"prompt": None}], output={"path": "nightly/${DATE}"})
-    run = start(job_file)
+def test_failed_rows_are_reported_and_are_no_failure(tmp_path: Path) -> None:
+    run = start(tmp_path / "job.yaml", batchgen="exit 3")
     _, errors = run.communicate(timeout=300)
-    assert (run.returncode, requeued(job_file)) == (0, [])
+    assert (run.returncode, requeued(tmp_path / "job.yaml")) == (0, [])
     assert "nightly 2026-11-30: finished, some rows failed" in errors
 
 
-def test_a_refused_job_fails_and_is_not_queued_again(run_tiny: TinyRunner) -> None:
-    run = start(run_tiny.write([{"prompt": "note a"}], input={"prompt": "question"}))
+def test_a_refused_job_fails_and_is_not_queued_again(tmp_path: Path) -> None:
+    run = start(tmp_path / "job.yaml", batchgen="exit 2")
     _, errors = run.communicate(timeout=300)
-    assert (run.returncode, run_tiny.folder.joinpath("scontrol.log").exists()) == (2, False)
+    assert (run.returncode, requeued(tmp_path / "job.yaml")) == (2, [])
     assert "nightly 2026-11-30: failed with exit code 2" in errors
 
 
-def test_without_a_date_nothing_starts(run_tiny: TinyRunner) -> None:
-    run = start(run_tiny.write([{"prompt": "note a"}]), date="")
+def test_without_a_date_nothing_starts(tmp_path: Path) -> None:
+    run = start(tmp_path / "job.yaml", date="", batchgen=f"touch {tmp_path}/started")
     _, errors = run.communicate(timeout=300)
     assert run.returncode != 0
     assert "DATE: is not set" in errors
+    assert not (tmp_path / "started").exists()

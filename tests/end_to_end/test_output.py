@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from ruamel.yaml import YAML
 
-from tests.end_to_end.harness import ADDED, Result, TinyRunner, prompts
+from tests.end_to_end.harness import ADDED, Result, TinyRunner, prompts, snapshot
 from tests.tiny_models import uniform_model
 
 NUM_ROWS = 300  # more than one batch of the reader, more than run at once
@@ -40,15 +40,6 @@ def wide_table() -> pa.Table:
 
 def answers() -> list[str | None]:
     return [None if n % 10 == 9 else LETTERS[n % 26].upper() for n in range(NUM_ROWS)]
-
-
-def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Every file with its time and content."""
-    return {
-        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ MESSAGES: list[list[dict[str, Any]]] = [
     ],
     ids=str,
 )
-def test_every_text_like_type_is_text(run_tiny: TinyRunner, type: pa.DataType) -> None:  # C27
+def test_every_text_like_type_is_text(run_tiny: TinyRunner, type: pa.DataType) -> None:
     column = PLAIN.dictionary_encode() if pa.types.is_dictionary(type) else PLAIN.cast(type)
     result = run_tiny(pa.table({"prompt": column}))
     assert result.exit_code == 0
@@ -42,7 +42,7 @@ def test_every_text_like_type_is_text(run_tiny: TinyRunner, type: pa.DataType) -
     assert result.table.schema.field("prompt").type == type
 
 
-def test_null_typed_system_is_no_system(run_tiny: TinyRunner) -> None:  # C27
+def test_null_typed_system_is_no_system(run_tiny: TinyRunner) -> None:
     result = run_tiny(pa.table({"prompt": PLAIN, "system": pa.nulls(2)}), input={"system": "system"})
     assert result.exit_code == 0
     assert result.completions == ["A", "B"]
@@ -52,14 +52,14 @@ def test_null_typed_system_is_no_system(run_tiny: TinyRunner) -> None:  # C27
 @pytest.mark.parametrize(
     ("column", "type"), [(pa.array([TEXTS, TEXTS]), "list<"), (pa.array([1, 2]), "int64")], ids=["list", "int64"]
 )
-def test_prompt_column_of_another_type_is_refused(run_tiny: TinyRunner, column: pa.Array, type: str) -> None:  # C27
+def test_prompt_column_of_another_type_is_refused(run_tiny: TinyRunner, column: pa.Array, type: str) -> None:
     result = run_tiny(pa.table({"prompt": column}))
     assert result.exit_code == 2
     assert "'prompt'" in result.error
     assert type in result.error
 
 
-def test_messages_with_arrows_nulls(run_tiny: TinyRunner) -> None:  # C28
+def test_messages_with_arrows_nulls(run_tiny: TinyRunner) -> None:
     result = run_tiny(pa.table({"chat": MESSAGES}), input={"messages": "chat"})
     assert result.exit_code == 3
     assert result.completions == ["A", "B", None, None]
@@ -71,7 +71,7 @@ def test_messages_with_arrows_nulls(run_tiny: TinyRunner) -> None:  # C28
     assert result.column("prompt_tokens")[0] == lines.column("prompt_tokens")[0] == 12
 
 
-def test_messages_with_parts_of_text(run_tiny: TinyRunner) -> None:  # C28
+def test_messages_with_parts_of_text(run_tiny: TinyRunner) -> None:
     parts = [{"type": "text", "text": "note "}, {"type": "text", "text": "d"}]
     image = [{"type": "image_url", "image_url": {"url": "x"}}]
     chats = [[{"role": "user", "content": content}] for content in (parts, image)]
@@ -82,7 +82,7 @@ def test_messages_with_parts_of_text(run_tiny: TinyRunner) -> None:  # C28
     assert "image_url" in result.rows[1]["error"]
 
 
-def test_columns_of_an_earlier_run_are_refused(run_tiny: TinyRunner) -> None:  # C38
+def test_columns_of_an_earlier_run_are_refused(run_tiny: TinyRunner) -> None:
     rows = pa.table({"prompt": PLAIN, "completion": ["x", "y"], "error": [None, "z"]})
     refused = run_tiny(rows)
     assert refused.exit_code == 2
@@ -95,7 +95,7 @@ def test_columns_of_an_earlier_run_are_refused(run_tiny: TinyRunner) -> None:  #
     assert (renamed.column("completion"), renamed.column("error")) == (["x", "y"], [None, "z"])
 
 
-def test_column_that_differs_in_case_keeps_its_own_name(run_tiny: TinyRunner) -> None:  # C38
+def test_column_that_differs_in_case_keeps_its_own_name(run_tiny: TinyRunner) -> None:
     result = run_tiny(pa.table({"prompt": PLAIN, "Completion": ["x", "y"]}))
     assert result.exit_code == 0
     assert (result.column("Completion"), result.column("completion")) == (["x", "y"], ["A", "B"])
@@ -103,13 +103,13 @@ def test_column_that_differs_in_case_keeps_its_own_name(run_tiny: TinyRunner) ->
     assert len(set(names)) == len(names)
 
 
-def test_two_columns_of_one_name_are_refused(run_tiny: TinyRunner) -> None:  # C38
+def test_two_columns_of_one_name_are_refused(run_tiny: TinyRunner) -> None:
     result = run_tiny(pa.Table.from_arrays([PLAIN, PLAIN], names=["prompt", "prompt"]))
     assert result.exit_code == 2
     assert "'prompt'" in result.error
 
 
-def test_folder_is_read_in_natural_order_with_all_columns(run_tiny: TinyRunner, tmp_path: Path) -> None:  # C39
+def test_folder_is_read_in_natural_order_with_all_columns(run_tiny: TinyRunner, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     parts = {
@@ -129,7 +129,7 @@ def test_folder_is_read_in_natural_order_with_all_columns(run_tiny: TinyRunner, 
     assert result.column("extra") == [None, None, 2.5, None]
 
 
-def test_folder_without_data_is_refused(run_tiny: TinyRunner, tmp_path: Path) -> None:  # C39
+def test_folder_without_data_is_refused(run_tiny: TinyRunner, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     result = run_tiny(folder)
@@ -137,7 +137,7 @@ def test_folder_without_data_is_refused(run_tiny: TinyRunner, tmp_path: Path) ->
     assert str(folder) in result.error
 
 
-def test_folder_with_two_formats_is_refused(run_tiny: TinyRunner, tmp_path: Path) -> None:  # C39
+def test_folder_with_two_formats_is_refused(run_tiny: TinyRunner, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     pq.write_table(pa.table({"prompt": PLAIN}), folder / "a.parquet")

@@ -47,11 +47,11 @@ def no_template() -> PreTrainedTokenizerFast:
     return byte_tokenizer(None)
 
 
-def test_template_that_writes_bos_gives_one(run_tiny: TinyRunner) -> None:  # C15
+def test_template_that_writes_bos_gives_one(run_tiny: TinyRunner) -> None:
     assert run_tiny(prompts("hi"), tokenizer=with_bos).column("prompt_tokens") == [22]
 
 
-def test_raw_text_has_one_bos_whether_written_or_not(run_tiny: TinyRunner) -> None:  # C15
+def test_raw_text_has_one_bos_whether_written_or_not(run_tiny: TinyRunner) -> None:
     result = run_tiny(prompts("hi", "<bos>hi"), tokenizer=with_bos, input={"text": "prompt"})
     assert result.column("prompt_tokens") == [3, 3]
 
@@ -59,15 +59,13 @@ def test_raw_text_has_one_bos_whether_written_or_not(run_tiny: TinyRunner) -> No
 @pytest.mark.parametrize(
     ("tokenizer", "num_tokens"), [(chatml, [20, 20, 30, 39]), (default_system, [39, 39, 30, 39])], ids=["plain", "own"]
 )
-def test_absent_system_is_not_an_empty_one(  # C29
-    run_tiny: TinyRunner, tokenizer: Any, num_tokens: list[int]
-) -> None:
+def test_absent_system_is_not_an_empty_one(run_tiny: TinyRunner, tokenizer: Any, num_tokens: list[int]) -> None:
     result = run_tiny(SYSTEMS, tokenizer=tokenizer, input={"system": "system"})
     assert result.exit_code == 0
     assert result.column("prompt_tokens") == num_tokens
 
 
-def test_rows_share_what_was_rendered_not_what_the_column_says(run_tiny: TinyRunner) -> None:  # C29
+def test_rows_share_what_was_rendered_not_what_the_column_says(run_tiny: TinyRunner) -> None:
     result = run_tiny(SYSTEMS, tokenizer=default_system, input={"system": "system"}, engine={"max_num_seqs": 1})
     cached = dict(zip(["absent", "null", "empty", "given"], result.column("cached_tokens"), strict=True))
     assert cached["empty"] <= 8  # the tokens before the system text
@@ -78,7 +76,7 @@ def test_rows_share_what_was_rendered_not_what_the_column_says(run_tiny: TinyRun
     ]  # of 39 tokens two full blocks, and 6 copied
 
 
-def test_row_that_the_template_refuses_fails_in_its_words(run_tiny: TinyRunner) -> None:  # C30
+def test_row_that_the_template_refuses_fails_in_its_words(run_tiny: TinyRunner) -> None:
     rows = [{"prompt": "a", "system": "s"}, {"prompt": "b"}, {"prompt": "c", "system": "s"}]
     result = run_tiny(rows, tokenizer=no_system, input={"system": "system"})
     assert result.exit_code == 3
@@ -89,7 +87,7 @@ def test_row_that_the_template_refuses_fails_in_its_words(run_tiny: TinyRunner) 
 
 
 @pytest.mark.parametrize("way", ["prompt", "messages"])
-def test_chat_for_a_model_without_a_template_is_refused(run_tiny: TinyRunner, way: str) -> None:  # C30
+def test_chat_for_a_model_without_a_template_is_refused(run_tiny: TinyRunner, way: str) -> None:
     rows = [{"prompt": "a", "messages": [{"role": "user", "content": "a"}]}]
     result = run_tiny(rows, tokenizer=no_template, input={way: way})
     assert result.exit_code == 2
@@ -98,7 +96,7 @@ def test_chat_for_a_model_without_a_template_is_refused(run_tiny: TinyRunner, wa
     assert run_tiny(rows, tokenizer=no_template, input={"text": "prompt"}).exit_code == 0
 
 
-def test_clock_stands_still_and_is_recorded(run_tiny: TinyRunner) -> None:  # C31
+def test_clock_stands_still_and_is_recorded(run_tiny: TinyRunner) -> None:
     rows = [{"prompt": text, "system": "s" * 38} for text in "abcde"]
     result = run_tiny(rows, tokenizer=clock, input={"system": "system"}, engine={"max_num_seqs": 1})
     assert result.exit_code == 0
@@ -108,7 +106,7 @@ def test_clock_stands_still_and_is_recorded(run_tiny: TinyRunner) -> None:  # C3
     assert abs(datetime.now() - datetime.fromisoformat(result.resolved["clock"])) < timedelta(minutes=5)
 
 
-def test_control_tokens_and_braces_in_a_row_are_text(run_tiny: TinyRunner) -> None:  # C32
+def test_control_tokens_and_braces_in_a_row_are_text(run_tiny: TinyRunner) -> None:
     texts = ["a<|im_end|>b", '{"k": "{x}"} {{ 7*7 }} ${HOME}']
     result = run_tiny(prompts(*texts))
     assert result.exit_code == 0
@@ -116,7 +114,7 @@ def test_control_tokens_and_braces_in_a_row_are_text(run_tiny: TinyRunner) -> No
     assert result.column("prompt") == texts
 
 
-def test_user_template_keeps_json_braces_and_its_values_are_text(run_tiny: TinyRunner) -> None:  # C32
+def test_user_template_keeps_json_braces_and_its_values_are_text(run_tiny: TinyRunner) -> None:
     values = ["note a", "{{ 7*7 }}a", "<|im_end|>a"]
     template = 'Reply as {"label": "..."} for {{ prompt }}'
     result = run_tiny(prompts(*values), input={"template": template})
@@ -126,7 +124,7 @@ def test_user_template_keeps_json_braces_and_its_values_are_text(run_tiny: TinyR
     assert result.column("prompt_tokens") == [6 + len(text) for text in rendered]
 
 
-def test_user_template_with_a_stray_placeholder_is_refused_by_its_name(run_tiny: TinyRunner) -> None:  # C32
+def test_user_template_with_a_stray_placeholder_is_refused_by_its_name(run_tiny: TinyRunner) -> None:
     result = run_tiny(prompts("note a"), input={"template": 'Reply as {"label": "..."} for {prompt}'})
     assert result.exit_code == 2
     assert "{prompt}" in result.error

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 import signal
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,9 @@ from batchgen.cli import main
 from batchgen.io.output.writers import ResultWriter
 from batchgen.io.remote import Location, RemotePath, locate
 from tests.end_to_end.harness import TinyRunner, cli_run, json_lines, prompts
+from tests.end_to_end.interrupted import Killed, die_at_put, killed, start
 from tests.object_store import install
 from tests.tiny_models import uniform_model
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def put_table(path: RemotePath, table: pa.Table) -> None:
@@ -106,14 +103,6 @@ def test_status_report_and_export(run_tiny: TinyRunner, store: RemotePath, monke
     assert "ok=3 failed=0" in CliRunner().invoke(main, ["report", str(out)]).output
 
 
-class Killed(BaseException):
-    """Ends a run in this process as a kill would end it, but for the lock, which is given back."""
-
-
-def killed(*_: object, **__: object) -> None:
-    raise Killed
-
-
 def test_killed_before_every_put_it_ends_as_an_unbroken_run(
     run_tiny: TinyRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,31 +140,12 @@ def test_killed_before_every_put_it_ends_as_an_unbroken_run(
     assert not (locate("s3://bucket/out") / ".state").exists()
 
 
-DRIVER = """
-import functools, os, signal, sys, torch
-from pathlib import Path
-torch.set_num_threads(1)
-import batchgen.job.run as room
-from tests.object_store import install
-room.ResultWriter = functools.partial(room.ResultWriter, rows_per_chunk=2)
-root, last = sys.argv[1:3]
-def kill(key):
-    if key.endswith(last):
-        os.kill(os.getpid(), signal.SIGKILL)
-install(Path(root), kill)
-del sys.argv[1:3]
-from batchgen.cli import main
-main()
-"""
-
-
+@pytest.mark.slow
 def test_lost_node_loses_nothing_committed(run_tiny: TinyRunner, tmp_path: Path) -> None:
     """A process killed at its second commit; another one, which has only the store, goes on."""
     job_file = run_tiny.write(prompts(*"abcdef"), output={"path": "s3://bucket/out"})
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
-    command = [sys.executable, "-c", DRIVER, str(tmp_path / "store"), "chunk-000001.parquet", "run", str(job_file)]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert process.returncode == -signal.SIGKILL, process.stderr
+    session = start(job_file, rows_per_chunk=2, prepare=partial(die_at_put, tmp_path / "store", "chunk-000001.parquet"))
+    assert session.wait() == -signal.SIGKILL, session.stderr
     install(tmp_path / "store")
     assert "committed=2 ok=2" in CliRunner().invoke(main, ["status", "s3://bucket/out"]).output
     result = cli_run(job_file)

@@ -16,7 +16,7 @@ from batchgen.job.run import run_job
 from batchgen.spec.load import load_job
 from batchgen.stats.artifact import read_report
 from tests.end_to_end.harness import TinyRunner, cli_run, json_lines, prompts
-from tests.end_to_end.test_remote import Killed, killed
+from tests.end_to_end.interrupted import Killed, killed
 from tests.tiny_models import uniform_model
 
 SAMPLED = {"temperature": 1, "seed": 3}

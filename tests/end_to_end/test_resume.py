@@ -9,8 +9,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -27,101 +25,24 @@ from batchgen.io.output.lock import RunLock
 from batchgen.io.output.writers import ResultWriter
 from batchgen.job import run as run_room
 from batchgen.job.interrupt import Interrupt, Interrupted
-from batchgen.job.results import Results
 from batchgen.plan.token_store import TokenStore
-from batchgen.request_output import RequestOutput
 from batchgen.spec.load import load_job
-from tests.end_to_end.harness import Result, TinyRunner, cli_run, prompts
-from tests.end_to_end.test_output import snapshot
+from tests.end_to_end.harness import TinyRunner, answers, cli_run, prompts, snapshot
+from tests.end_to_end.interrupted import (
+    AT_ONCE,
+    NUM_ROWS,
+    Stop,
+    chunks,
+    num_committed,
+    start,
+    stopped,
+    wait_for_chunks,
+    write_long_job,
+)
 from tests.tiny_models import uniform_model
 
-ROOT = Path(__file__).resolve().parents[2]
-NUM_ROWS = 240
-TOKENS = 120
-# The command line with small chunks, so that a short job has many commits.
-DRIVER = """
-import functools, torch
-import batchgen.job.run as room
-torch.set_num_threads(1)
-room.ResultWriter = functools.partial(room.ResultWriter, rows_per_chunk=4)
-from batchgen.cli import main
-main()
-"""
-SMALL = {"max_num_seqs": 4, "attention": "torch"}  # which compiles nothing in every process
 
-
-def write_long_job(run_tiny: TinyRunner, *, num_rows: int = NUM_ROWS, tokens: int = TOKENS, **job: Any) -> Path:
-    """Sampled, so that an answer depends on its row's draws; every 40th row is bad."""
-    rows = [{"prompt": None if n % 40 == 39 else f"row {n}"} for n in range(num_rows)]
-    sampling = {"temperature": 1, "max_tokens": tokens, "ignore_eos": True, "seed": 3}
-    return run_tiny.write(rows, model=uniform_model, sampling=sampling, **{"engine": SMALL, **job})
-
-
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
-
-
-def command_line(job_file: Path) -> list[str]:
-    return [sys.executable, "-c", DRIVER, "run", str(job_file), "--quiet"]
-
-
-def start(job_file: Path) -> subprocess.Popen[str]:
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command_line(job_file), env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True)
-
-
-def wait_for_chunks(job_file: Path, number: int) -> None:
-    """Until so many chunks of a run that has begun are committed, or the run is done."""
-    folder, deadline = job_file.with_suffix(""), time.monotonic() + 60
-    while not (folder / "_SUCCESS").exists() and not (
-        (folder / ".state/run.json").exists() and len(chunks(folder)) >= number
-    ):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def chunks(folder: Path) -> list[Path]:
-    return [*folder.glob(".state/journal/chunk-*")]
-
-
-def num_committed(folder: Path) -> int:
-    return sum(pq.read_metadata(path).num_rows for path in chunks(folder))
-
-
-def answers(result: Result) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "cached_tokens"} for row in result.rows]
-
-
-class Stop(BaseException):
-    """Ends a run in this process as a kill would end it, but for the lock."""
-
-
-def stop_after(monkeypatch: pytest.MonkeyPatch, num_rows: int | None) -> None:
-    """From now on runs commit row by row and die behind so many outputs; None: they live."""
-    monkeypatch.undo()
-    if num_rows is None:
-        return
-    add, seen = Results.add, []
-
-    def counted(self: Results, output: RequestOutput, num_samples: int) -> None:
-        add(self, output, num_samples)
-        seen.append(output)
-        if len(seen) == num_rows:
-            raise Stop
-
-    monkeypatch.setattr(Results, "add", counted)
-
-
-def stopped(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch, num_rows: int = 3, **job: Any) -> Path:
-    """The job file of a run that died after `num_rows` of its eight rows."""
-    job = {"model": uniform_model, "sampling": {"temperature": 1}, "engine": {"max_num_seqs": 1}, **job}
-    job_file = run_tiny.write(prompts(*(f"row {n}" for n in range(8))), **job)
-    stop_after(monkeypatch, num_rows)
-    with pytest.raises(Stop):
-        run_tiny.run_file(job_file)
-    stop_after(monkeypatch, None)
-    return job_file
-
-
+@pytest.mark.slow
 def test_killed_at_random_instants_it_ends_as_an_unbroken_run(run_tiny: TinyRunner) -> None:
     kill_and_compare(run_tiny, int(os.environ.get("BATCHGEN_KILLS", "6")))
 
@@ -131,34 +52,23 @@ def kill_and_compare(run_tiny: TinyRunner, num_kills: int) -> None:
     tokens = max(24, 4 * num_kills)  # the more kills, the longer the job
     job_file = write_long_job(run_tiny, num_rows=400, tokens=tokens)
     folder, instants, num_generated = job_file.with_suffix(""), random.Random(1), 0
-    uninterrupted = run_tiny.run_file(job_file, [f"output.path={run_tiny.folder / 'uninterrupted'}"])
+    uninterrupted = run_tiny.run_file(job_file, [f"output.path={run_tiny.folder / 'uninterrupted'}", *AT_ONCE])
     for _ in range(num_kills):
         committed = num_committed(folder)
-        process = start(job_file)
+        session = start(job_file)
         wait_for_chunks(job_file, 1 + len(chunks(folder)))
         time.sleep(instants.random() * 0.1)
-        process.kill()
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
+        session.kill()
         num_generated += num_committed(folder) - committed
         rows = [row for path in chunks(folder) for row in pq.read_table(path)["row_index"].to_pylist()]
         assert len(rows) == len({*rows})  # a committed row is not generated again
     assert num_generated == num_committed(folder)
-    result = run_tiny.run_file(job_file)
+    result = run_tiny.run_file(job_file, AT_ONCE)
     assert result.exit_code == 3
     assert answers(result) == answers(uninterrupted)
     assert (result.report["num_rows"], result.report["num_failed"]) == (400, 10)
     assert result.report["num_resumed_rows"] == num_generated
     assert not (folder / ".state").exists()
-
-
-def test_timeout_ends_it_in_good_order(run_tiny: TinyRunner) -> None:
-    """`timeout` stands for whatever sends SIGTERM: a scheduler, a container that is stopped."""
-    job_file = write_long_job(run_tiny, tokens=400)
-    done = subprocess.run(["timeout", "-s", "TERM", "15", *command_line(job_file)], env=ENVIRONMENT, check=False)
-    assert done.returncode == 124  # of `timeout` itself
-    assert not (job_file.with_suffix("") / ".state/lock").exists()
-    assert num_committed(job_file.with_suffix("")) > 0
 
 
 def fail_from(patch: pytest.MonkeyPatch, number: int, error: Callable[[], BaseException]) -> list[int]:
@@ -195,6 +105,7 @@ def disk_full() -> OSError:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [Stop, disk_full])
 def test_stopped_at_any_write_fsync_or_rename_it_ends_as_an_unbroken_run(
     run_tiny: TinyRunner, error: Callable[[], BaseException]
@@ -230,34 +141,35 @@ def test_stopped_at_any_write_fsync_or_rename_it_ends_as_an_unbroken_run(
         assert set(exit_codes) == {2, 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signal_commits_and_the_same_command_continues(run_tiny: TinyRunner, signum: int, code: int) -> None:
+    """SIGTERM is what `timeout`, a scheduler or a container that is stopped sends."""
     job_file = write_long_job(run_tiny)
-    process = start(job_file)
+    session = start(job_file)
     wait_for_chunks(job_file, 2)
     begin = time.monotonic()
-    process.send_signal(signum)
-    _, stderr = process.communicate(timeout=30)
+    session.send_signal(signum)
+    assert session.wait() == code, session.stderr
     assert time.monotonic() - begin < 10
-    assert process.returncode == code, stderr
-    assert stderr.splitlines()[-1].endswith("run the same command again to continue")
-    assert "Traceback" not in stderr
+    assert session.stderr.splitlines()[-1].endswith("run the same command again to continue")
+    assert "Traceback" not in session.stderr
     assert not (job_file.with_suffix("") / ".state/lock").exists()
-    result = run_tiny.run_file(job_file)
+    result = run_tiny.run_file(job_file, AT_ONCE)
     assert result.report["num_resumed_rows"] >= 8
     assert len(result.rows) == NUM_ROWS
 
 
+@pytest.mark.slow
 def test_second_run_at_once_is_refused_and_works_after_a_kill(run_tiny: TinyRunner) -> None:
     job_file = write_long_job(run_tiny)
-    process = start(job_file)
+    session = start(job_file)
     wait_for_chunks(job_file, 2)
     refused = run_tiny.run_file(job_file)
-    process.kill()
-    process.communicate()
+    session.kill()
     assert refused.exit_code == 2
-    assert f"process {process.pid} on " in refused.error
-    assert run_tiny.run_file(job_file).report["num_resumed_rows"] > 0
+    assert f"process {session.process.pid} on " in refused.error
+    assert run_tiny.run_file(job_file, AT_ONCE).report["num_resumed_rows"] > 0
 
 
 def test_committed_rows_are_not_generated_again(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:

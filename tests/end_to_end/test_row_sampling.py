@@ -14,7 +14,7 @@ import pytest
 from batchgen.job.plan_job import plan_job
 from batchgen.spec.load import load_job
 from tests.end_to_end.harness import GREEDY, TinyRunner
-from tests.end_to_end.test_resume import Stop, stop_after
+from tests.end_to_end.interrupted import Stop, stop_after
 from tests.tiny_models import EOS, context_model, script, table_model, uniform_model
 
 FULL = "aNb;cd"

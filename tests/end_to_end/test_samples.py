@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.harness import Result, TinyRunner, prompts
-from tests.end_to_end.test_resume import start, wait_for_chunks
+from tests.end_to_end.interrupted import AT_ONCE, ONE_BY_FOUR, start, wait_for_chunks
 from tests.tiny_models import context_model, uniform_model
 
 SAMPLED = {"temperature": 1, "max_tokens": 16, "seed": 5, "ignore_eos": True}
@@ -72,19 +72,19 @@ def test_a_row_that_cannot_run_has_one_output(run_tiny: TinyRunner) -> None:
     assert (result.report["num_ok"], result.report["num_failed"]) == (2, 1)
 
 
+@pytest.mark.slow
 def test_a_kill_between_the_samples_of_a_row_commits_none_of_them(run_tiny: TinyRunner) -> None:
     sampling = {"temperature": 1, "max_tokens": 120, "seed": 3, "n": 5}  # of very different lengths
-    rows = [{"prompt": f"row {n}"} for n in range(60)]
+    rows = [{"prompt": f"row {n}"} for n in range(16)]
 
     def write() -> Path:
-        return run_tiny.write(rows, model=uniform_model, sampling=sampling, engine={"max_num_seqs": 4})
+        return run_tiny.write(rows, model=uniform_model, sampling=sampling, engine=ONE_BY_FOUR)
 
-    whole, killed = run_tiny.run_file(write()), write()
-    process = start(killed)
+    whole, killed = run_tiny.run_file(write(), AT_ONCE), write()
+    session = start(killed)
     wait_for_chunks(killed, 3)
-    process.kill()
-    process.communicate()
-    resumed = run_tiny.run_file(killed)
+    session.kill()
+    resumed = run_tiny.run_file(killed, AT_ONCE)
     assert resumed.report["num_resumed_rows"] > 0
     varies = ["cached_tokens"]  # what is found depends on the rows of the same session
     assert resumed.table.drop_columns(varies).equals(whole.table.drop_columns(varies))

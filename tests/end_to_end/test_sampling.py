@@ -40,7 +40,7 @@ def padded_vocab_model() -> LlamaForCausalLM:
     return table_model({**upper_table(), ord(">"): [262, ord("k")], ord("k"): EOS})
 
 
-def test_temperature_0_of_the_job_is_not_the_models_0_9(run_tiny: TinyRunner) -> None:  # C33, 1
+def test_temperature_0_of_the_job_is_not_the_models_0_9(run_tiny: TinyRunner) -> None:
     def run(**job: Any) -> list[str | None]:
         return run_tiny(prompts("x"), model=nearly_uniform_model, generation_config=SAMPLING, **job).completions
 
@@ -49,7 +49,7 @@ def test_temperature_0_of_the_job_is_not_the_models_0_9(run_tiny: TinyRunner) ->
     assert run(sampling="{max_tokens: 8}") != ["z" * 8]
 
 
-def test_seed_0_is_a_seed(run_tiny: TinyRunner) -> None:  # C33, 2
+def test_seed_0_is_a_seed(run_tiny: TinyRunner) -> None:
     def run(sampling: str) -> Result:
         return run_tiny(prompts("x", "x"), model=uniform_model, sampling=sampling)
 
@@ -63,12 +63,12 @@ def test_seed_0_is_a_seed(run_tiny: TinyRunner) -> None:  # C33, 2
     ).completions == (free[0].completions)
 
 
-def test_numbers_in_exponent_form_are_used_as_written(run_tiny: TinyRunner) -> None:  # C33, 3 and 4
+def test_numbers_in_exponent_form_are_used_as_written(run_tiny: TinyRunner) -> None:
     sampling = run_tiny(prompts("note a"), sampling="{temperature: 1e-5, top_p: 1e0}").resolved["job"]["sampling"]
     assert (sampling["temperature"], sampling["top_p"]) == (0.00001, 1.0)
 
 
-def test_without_a_limit_a_completion_goes_to_its_end(run_tiny: TinyRunner) -> None:  # C34
+def test_without_a_limit_a_completion_goes_to_its_end(run_tiny: TinyRunner) -> None:
     values = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "max_new_tokens": 16, "max_length": 20}
     result = run_tiny(prompts("x>"), model=digits_model, generation_config=values, sampling="{}")
     assert (result.completions, result.column("finish_reason")) == ([DIGITS], ["stop"])
@@ -77,21 +77,21 @@ def test_without_a_limit_a_completion_goes_to_its_end(run_tiny: TinyRunner) -> N
     assert {name: (job[name], sources[f"sampling.{name}"]) for name in expected} == expected
 
 
-def test_value_of_the_job_has_the_job_as_its_source(run_tiny: TinyRunner) -> None:  # C34
+def test_value_of_the_job_has_the_job_as_its_source(run_tiny: TinyRunner) -> None:
     result = run_tiny(prompts("x>"), model=digits_model, generation_config=SAMPLING, sampling="{temperature: 0}")
     assert result.completions == [DIGITS]
     assert result.resolved["job"]["sampling"]["temperature"] == 0
     assert result.resolved["sources"]["sampling.temperature"] == "job"
 
 
-def test_end_tokens_are_recorded_with_their_source(run_tiny: TinyRunner) -> None:  # C34
+def test_end_tokens_are_recorded_with_their_source(run_tiny: TinyRunner) -> None:
     values = {"eos_token_id": [EOS, ord("d")]}
     result = run_tiny(prompts("x>"), model=digits_model, generation_config=values)
     recorded = {key: source for key, source in result.resolved["sources"].items() if "eos_token_id" in key}
     assert list(recorded.values()) == ["model"]
 
 
-def test_missing_limit_is_announced(run_tiny: TinyRunner, caplog: pytest.LogCaptureFixture) -> None:  # C34
+def test_missing_limit_is_announced(run_tiny: TinyRunner, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "batchgen")
     run_tiny(prompts("x>"), model=digits_model, sampling="{temperature: 0}")
     assert "max_tokens is not set" in caplog.text
@@ -115,26 +115,26 @@ def test_ignore_eos_runs_to_the_limit(run_tiny: TinyRunner) -> None:
     ("stop", "completion"),
     [("END", "aNb;cd"), ('[no, "b;"]', "aN"), ("[]", "aNb;cd"), ("", "aNb;cd"), ('["Nb", "b;c"]', "a")],
 )
-def test_stop_is_text_or_a_list_of_texts(run_tiny: TinyRunner, stop: str, completion: str) -> None:  # C35
+def test_stop_is_text_or_a_list_of_texts(run_tiny: TinyRunner, stop: str, completion: str) -> None:
     result = run_tiny(prompts("x>"), model=stop_model, sampling=f"\n  temperature: 0\n  stop: {stop}")
     assert (result.completions, result.column("finish_reason")) == ([completion], ["stop"])
 
 
-def test_literal_backslash_n_is_warned_of(run_tiny: TinyRunner, caplog: pytest.LogCaptureFixture) -> None:  # C35
+def test_literal_backslash_n_is_warned_of(run_tiny: TinyRunner, caplog: pytest.LogCaptureFixture) -> None:
     result = run_tiny(prompts("x>"), model=stop_model, sampling="{temperature: 0, stop: '\\n'}")
     assert result.completions == ["aNb;cd"]
     assert [record.levelname for record in caplog.records if "sampling.stop" in record.message] == ["WARNING"]
 
 
 @pytest.mark.parametrize(("stop", "named"), [('""', "sampling.stop"), ("[1]", "sampling.stop[0]")])
-def test_stop_that_is_no_text_is_refused(run_tiny: TinyRunner, stop: str, named: str) -> None:  # C35
+def test_stop_that_is_no_text_is_refused(run_tiny: TinyRunner, stop: str, named: str) -> None:
     result = run_tiny(prompts("x>"), model=stop_model, sampling=f"{{temperature: 0, stop: {stop}}}")
     assert result.exit_code == 2
     assert named in result.error
 
 
 @pytest.mark.parametrize("temperature", [0, 0.5])
-def test_id_that_the_tokenizer_lacks_is_never_chosen(run_tiny: TinyRunner, temperature: float) -> None:  # C20
+def test_id_that_the_tokenizer_lacks_is_never_chosen(run_tiny: TinyRunner, temperature: float) -> None:
     result = run_tiny(
         prompts("note a", "x>", "note b"), model=padded_vocab_model, sampling={"temperature": temperature}
     )

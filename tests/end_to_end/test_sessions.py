@@ -14,7 +14,7 @@ from batchgen.io.output.writers import ResultWriter
 from batchgen.job import run as run_room
 from batchgen.job.results import Results
 from tests.end_to_end.harness import Result, TinyRunner
-from tests.end_to_end.test_resume import Stop, stop_after
+from tests.end_to_end.interrupted import Stop, stop_after
 from tests.tiny_models import uniform_model
 
 SHARED = "the same long beginning for all of them, row"

@@ -192,6 +192,7 @@ def test_draws_are_over_what_is_allowed(run_tiny: TinyRunner) -> None:
     assert sum((count - 100) ** 2 / 100 for count in counts) < 16.3  # chi-square, 3 degrees of freedom, p = 0.001
 
 
+@pytest.mark.slow
 def test_the_real_model_on_real_rows(tmp_path: Path) -> None:
     """Needs the embedded model (`python scripts/fetch_model.py`), as `scripts/test.sh` fetches it."""
     schema = {
@@ -207,15 +208,15 @@ def test_the_real_model_on_real_rows(tmp_path: Path) -> None:
     overrides = [
         f"sampling.structured.json_schema='{json.dumps(schema)}'",
         "sampling.max_tokens=48",
-        "input.limit=20",
+        "input.limit=10",
         "input.system=null",
         f"output.path={tmp_path / 'out'}",
     ]
     jobs = Path(__file__).parents[2] / "jobs"
     report = run_job(load_job(jobs / "quickstart.yaml", overrides), quiet=True)
     rows = pq.read_table(tmp_path / "out/completions").to_pylist()
-    assert (report.exit_code, len(rows)) == (0, 20)
-    assert [row["finish_reason"] for row in rows] == ["stop"] * 20
+    assert (report.exit_code, len(rows)) == (0, 10)
+    assert [row["finish_reason"] for row in rows] == ["stop"] * 10
     for row in rows:
         jsonschema.validate(json.loads(row["completion"]), schema)
-    assert len({row["completion"] for row in rows}) > 5
+    assert len({row["completion"] for row in rows}) > 3

@@ -8,6 +8,7 @@ from tests.end_to_end.harness import TinyRunner, prompts
 from tests.tiny_models import context_model
 
 
+@pytest.mark.slow
 def test_whole_job_equals_the_plain_attention(run_tiny: TinyRunner) -> None:
     rows = prompts("the beginning that they share, and a", "the beginning that they share, and b", "alone")
     triton, plain = (

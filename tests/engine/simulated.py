@@ -228,3 +228,14 @@ def check_accounts(job: RandomJob, engine: Engine, done: Sequence[Request]) -> N
         num_computed = stats.prompt.total - stats.prompt.found + stats.num_recomputed_tokens + later_outputs
         num_computed += stats.num_overrun_tokens
         assert stats.num_prefill_tokens + stats.num_decode_tokens == num_computed
+
+
+def brute_force_ceiling(prompts: Prompts, block_size: int) -> int:
+    """Sum over the nodes of the block prefix tree of (rows through it - max(1, rows ending exactly on it))."""
+    through: dict[str, int] = {}
+    ending: dict[str, int] = {}
+    for prompt in prompts:
+        for stop in range(block_size, len(prompt) + 1, block_size):
+            through[prompt[:stop]] = through.get(prompt[:stop], 0) + 1
+        ending[prompt] = ending.get(prompt, 0) + 1
+    return block_size * sum(count - max(1, ending.get(node, 0)) for node, count in through.items())

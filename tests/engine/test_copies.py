@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.engine.request import Request
@@ -10,12 +10,13 @@ from batchgen.stats.prompt_tokens import PromptTokens
 from tests.engine.simulated import (
     CheckedEngine,
     CheckingRunner,
+    brute_force_ceiling,
     finish,
     make_engine,
     make_requests,
     random_prompts,
 )
-from tests.engine.test_scheduler import brute_force_ceiling
+from tests.examples import examples
 
 FULL_AND_HALF = ["aaaabbbb", "aaaabbxx"]  # a block and a half
 
@@ -107,7 +108,7 @@ def test_a_full_pool_gives_the_half_shared_block_away_first() -> None:
     assert engine.stats.prompt.hit == 4
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     prompts=random_prompts(),
     block_size=st.sampled_from([2, 4, 8]),
@@ -131,7 +132,7 @@ def test_copies_take_nothing_from_full_blocks(
     assert sum(request.num_cached_tokens or 0 for request in requests) == stats.prompt.found
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(prompts=random_prompts().map(sorted), block_size=st.sampled_from([2, 4, 8]))
 def test_one_row_at_a_time_computes_only_what_is_new(prompts: list[str], block_size: int) -> None:
     """Without rows that run at once every token that the row before has is found, but for a prompt's last one."""

@@ -18,8 +18,8 @@ from batchgen.engine.step import SchedulerOutput
 from batchgen.models.cuda_graphs import graph_sizes
 from batchgen.models.transfer import Recorder
 from batchgen.sampling_params import SamplingParams
-from tests.engine.test_parity import FAMILIES, PROMPTS, expected, make_engine, make_requests, run
-from tests.engine.test_samples import with_samples
+from tests.engine.harness import FAMILIES, PROMPTS, expected, make_engine, make_requests, run
+from tests.engine.samples import with_samples
 from tests.tiny_models import context_model
 
 LOOP: dict[str, Any] = {"lag": 1, "replay_decodes": True}
@@ -46,6 +46,7 @@ def test_preemption_is_invisible() -> None:
     assert engine.stats.num_preemptions >= 1
 
 
+@pytest.mark.slow
 def test_triton_backend_equals_generate() -> None:
     rows, num_tokens = [1, 6, 7, 8], 4
     requests = make_requests([PROMPTS[row] for row in rows], 16)

@@ -12,7 +12,7 @@ from batchgen.engine.request import Request
 from batchgen.plan.order import lexicographic_order, visiting_order
 from batchgen.plan.token_store import PackedTokens
 from batchgen.sampling_params import SamplingParams
-from tests.engine.test_parity import PROMPTS, make_engine
+from tests.engine.harness import PROMPTS, make_engine
 from tests.tiny_models import context_model
 
 MAX_TOKENS = 6

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.engine.request import PENDING_TOKEN, Outcome, Request, SampledToken
@@ -16,6 +16,7 @@ from batchgen.engine.step import OutOfMemory, SchedulerOutput
 from batchgen.errors import CapacityError
 from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
+from tests.engine.samples import END, SmallDevice, with_samples
 from tests.engine.simulated import (
     CheckedEngine,
     CheckingRunner,
@@ -26,8 +27,7 @@ from tests.engine.simulated import (
     random_jobs,
     tokens,
 )
-from tests.engine.test_out_of_memory import SmallDevice
-from tests.engine.test_samples import END, with_samples
+from tests.examples import examples
 
 
 class ScriptedRunner(CheckingRunner):
@@ -230,7 +230,7 @@ class RecordingRunner(CheckingRunner):
         return super().run(step)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(job=random_jobs(expected_tokens=[1, 2, 5]), n=st.integers(1, 3))
 def test_where_rows_end_by_their_length_the_same_steps_are_done(job: RandomJob, n: int) -> None:
     """In a pool with room for all of them; in a tight one a row that has no room waits a step before another goes."""
@@ -244,7 +244,7 @@ def test_where_rows_end_by_their_length_the_same_steps_are_done(job: RandomJob, 
     assert steps[0] == steps[1]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     job=random_jobs(budgets=(2, 5, 16, 64)),
     n=st.integers(1, 4),

@@ -6,42 +6,17 @@ import logging
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from batchgen.engine.request import Outcome, Request
-from batchgen.engine.step import OutOfMemory, SchedulerOutput
+from batchgen.engine.request import Request
 from batchgen.errors import CapacityError
 from batchgen.models.device import is_out_of_memory
 from batchgen.request_output import FinishReason
 from batchgen.stats.prompt_tokens import PromptTokens
+from tests.engine.samples import SmallDevice, alone, with_samples
 from tests.engine.simulated import CheckedEngine, RandomJob, finish, make_engine, make_requests, random_jobs
-from tests.engine.test_samples import EndingRunner, alone, with_samples
-
-
-class SmallDevice(EndingRunner):
-    """Has no memory at some calls, and never for more than `most_tokens`; it may have written part of the step."""
-
-    def __init__(self, block_size: int, fails_at: frozenset[int] = frozenset(), most_tokens: int = 1000) -> None:
-        super().__init__(block_size)
-        self.fails_at = fails_at
-        self.most_tokens = most_tokens
-        self.num_calls = 0
-
-    def run(self, step: SchedulerOutput) -> list[Outcome]:
-        self.num_calls += 1
-        if step.num_tokens > self.most_tokens or (self.num_calls in self.fails_at and step.num_tokens > 1):
-            self.spoil(step)
-            raise OutOfMemory
-        return super().run(step)
-
-    def spoil(self, step: SchedulerOutput) -> None:
-        """What a forward that was broken off leaves in the slots that it was to write."""
-        for chunk in step.chunks:
-            for position in range(chunk.start, chunk.stop):
-                self.slots[self.slot(chunk.request, position)] = [-1]
-        for copy in step.copies:
-            self.slots |= {(copy.target, offset): [-1] for offset in range(self.block_size)}
+from tests.examples import examples
 
 
 def start(prompts: list[str], runner: SmallDevice, n: int = 1, **given: int | bool | None) -> CheckedEngine:
@@ -111,7 +86,7 @@ def test_torch_says_it_by_type_or_in_words() -> None:
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(
     job=random_jobs(budgets=(2, 5, 16, 64), expected_tokens=[None]),
     n=st.integers(1, 4),

@@ -11,7 +11,8 @@ import pytest
 from batchgen.engine.engine import Engine
 from batchgen.engine.request import Request
 from batchgen.sampling_params import SamplingParams
-from tests.engine.test_parity import PROMPTS, make_engine, make_requests
+from tests.engine.harness import PROMPTS, make_engine, make_requests
+from tests.pairwise import pairwise
 from tests.tiny_models import context_model
 
 N = 8
@@ -56,9 +57,9 @@ def test_samples_differ() -> None:
     assert len({tuple(tokens) for tokens in one_by_one().values()}) > 0.9 * len(one_by_one())
 
 
-@pytest.mark.parametrize("max_num_seqs", [1, 3, 8])
-@pytest.mark.parametrize("prefix_cache", [True, False], ids=["cache", "no-cache"])
-@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize(
+    ("block_size", "prefix_cache", "max_num_seqs"), pairwise([8, 16, 32], [True, False], [1, 3, 8])
+)
 def test_equals_separate_runs(block_size: int, prefix_cache: bool, max_num_seqs: int) -> None:
     _, outputs = together(block_size=block_size, prefix_cache=prefix_cache, max_num_seqs=max_num_seqs)
     assert outputs == one_by_one()

@@ -1,7 +1,8 @@
-"""Sampler: filters by hand on a vocabulary of 8, distribution by chi-square, independence of the batch."""
+"""Sampler: filters checked by hand on 8 tokens, distribution by chi-square, independence of the batch; logprobs."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from batchgen.engine.batch import SamplingColumns
 from batchgen.engine.request import Failed, Outcome, Request, SampledToken
-from batchgen.engine.sampler import Sampler
+from batchgen.engine.sampler import Sampler, gather_logprobs, raw_logprobs
 from batchgen.models.transfer import to_device
 from batchgen.prompts.prompt import rng_key
 from batchgen.sampling_params import SamplingParams
@@ -204,3 +205,26 @@ def test_logits_that_are_not_finite_fail_their_row_only(bad: float) -> None:
     assert isinstance(first, Failed)
     assert "not finite" in first.error
     assert second == SampledToken(0)
+
+
+FOUR = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.7, 0.1, 0.15, 0.05]])
+NONE = torch.empty(0, dtype=torch.int64)
+
+
+def test_logprobs_have_token_rank_and_best() -> None:
+    first, second = gather_logprobs(raw_logprobs(FOUR.log() + 5.0, NONE), torch.tensor([2, 0]), [2, 0]).read()
+    assert (first.token_id, first.rank, [token for token, _ in first.top]) == (2, 3, [1, 3])
+    assert first.logprob == pytest.approx(math.log(0.2), abs=1e-6)
+    assert [value for _, value in first.top] == pytest.approx([math.log(0.4), math.log(0.3)], abs=1e-6)
+    assert (second.token_id, second.rank, second.top) == (0, 1, ())
+
+
+def test_more_logprobs_than_the_vocabulary_are_all_of_it() -> None:
+    (found,) = gather_logprobs(raw_logprobs(FOUR[:1].log(), NONE), torch.tensor([1]), [10]).read()
+    assert [token for token, _ in found.top] == [1, 3, 2, 0]
+
+
+def test_unused_ids_count_in_the_sum_of_logprobs_and_are_not_shown() -> None:
+    (found,) = gather_logprobs(raw_logprobs(FOUR[:1].log(), torch.tensor([1])), torch.tensor([3]), [2]).read()
+    assert found.logprob == pytest.approx(math.log(0.3), abs=1e-6)
+    assert (found.rank, [token for token, _ in found.top]) == (1, [3, 2])

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from batchgen.engine.request import Failed, Outcome, Request, SampledToken
 from batchgen.request_output import FinishReason
 from batchgen.stats.prompt_tokens import PromptTokens
+from tests.engine.samples import EndingRunner, SampleRunner, alone, with_samples
 from tests.engine.simulated import (
     CheckedEngine,
-    CheckingRunner,
     RandomJob,
     check_accounts,
     finish,
@@ -22,35 +18,7 @@ from tests.engine.simulated import (
     make_requests,
     random_jobs,
 )
-
-END = 3
-
-
-class SampleRunner(CheckingRunner):
-    """Gives every sample a token of its own."""
-
-    def outcome(self, request: Request) -> Outcome:
-        return SampledToken(200 + request.sample_index)
-
-
-class EndingRunner(SampleRunner):
-    """Ends every sample at some place of its own, and breaks it in some rows."""
-
-    def outcome(self, request: Request) -> Outcome:
-        position = request.num_output_tokens
-        if request.row_index in self.broken_rows and position >= request.row_index % 3:
-            return Failed("broken")
-        ends = (5 * request.row_index + 3 * request.sample_index + position) % 7 == 6
-        return SampledToken(END) if ends else super().outcome(request)
-
-
-def with_samples(requests: Sequence[Request], n: int) -> list[Request]:
-    """The first sample of every row, with its others."""
-    for request in requests:
-        request.end_token_ids = frozenset([END])
-        request.later_samples = [replace(request, sample_index=sample, output_token_ids=[], block_table=[])
-                                 for sample in range(1, n)]  # fmt: skip
-    return list(requests)
+from tests.examples import examples
 
 
 def start(n: int, prompt: str, **given: int | bool | None) -> CheckedEngine:
@@ -132,14 +100,7 @@ def test_sharing_is_what_samples_save() -> None:
     assert engine.stats.sharing == 1 - 3 / 12
 
 
-def alone(row: int, sample: int, max_tokens: int) -> list[int]:
-    """What EndingRunner gives a sample."""
-    ends = [(5 * row + 3 * sample + position) % 7 == 6 for position in range(max_tokens)]
-    length = ends.index(True) + 1 if True in ends else max_tokens
-    return [END if ends[position] else 200 + sample for position in range(length)]
-
-
-@settings(max_examples=600, deadline=None)
+@examples(600)
 @given(
     job=random_jobs(),
     n=st.integers(1, 5),

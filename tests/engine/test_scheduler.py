@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.engine.request import Failed, Request, RequestStatus, SampledToken
@@ -13,8 +13,8 @@ from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
 from tests.engine.simulated import (
     CheckingRunner,
-    Prompts,
     RandomJob,
+    brute_force_ceiling,
     check_accounts,
     finish,
     make_engine,
@@ -22,6 +22,7 @@ from tests.engine.simulated import (
     random_jobs,
     tokens,
 )
+from tests.examples import examples
 
 
 def test_a_prompt_is_cut_by_the_budget_only() -> None:
@@ -127,7 +128,7 @@ pieces = st.sampled_from(["a", "bb", "cccc", "dddd", "eeeeeeee", "f" * 12])
 prompt_lists = st.lists(st.lists(pieces, min_size=1, max_size=6).map("".join), min_size=1, max_size=24)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     prompts=prompt_lists,
     max_tokens=st.integers(1, 12),
@@ -155,18 +156,7 @@ def test_every_hit_that_is_possible_happens(
     assert engine.scheduler.cache.pool.num_free == engine.scheduler.cache.pool.num_blocks
 
 
-def brute_force_ceiling(prompts: Prompts, block_size: int) -> int:
-    """Sum over the nodes of the block prefix tree of (rows through it - max(1, rows ending exactly on it))."""
-    through: dict[str, int] = {}
-    ending: dict[str, int] = {}
-    for prompt in prompts:
-        for stop in range(block_size, len(prompt) + 1, block_size):
-            through[prompt[:stop]] = through.get(prompt[:stop], 0) + 1
-        ending[prompt] = ending.get(prompt, 0) + 1
-    return block_size * sum(count - max(1, ending.get(node, 0)) for node, count in through.items())
-
-
-@settings(max_examples=600, deadline=None)
+@examples(600)
 @given(
     job=random_jobs(max_rows=16, most_tokens=20, block_sizes=(1, 2, 4)),
     broken_rows=st.frozensets(st.integers(0, 15), max_size=2),

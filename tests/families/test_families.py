@@ -5,77 +5,45 @@ The other tests here show that this test can fail: the outputs depend on distant
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
 import pytest
 import torch
-import transformers
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from batchgen.sampling_params import SamplingParams
-from tests.engine.test_parity import make_engine, make_requests, run
+from tests.engine.harness import make_engine, make_requests, run
+from tests.families.harness import BLOCK_SIZE, MAX_TOKENS, PINNED, PROMPTS, Generated, expected, generate
 from tests.families.registry import AVAILABLE, FAMILIES, tiny_config, tiny_family, with_config
-from tests.tiny_models import VOCAB_SIZE
 
-BLOCK_SIZE = 8
-MAX_TOKENS = 12
 TOLERANCE = 5e-4  # of a logit
 SMALLEST_GAP = 2 * TOLERANCE  # between the two best logits, so that no token depends on rounding
 NUM_TOP = 20  # log-probabilities compared at each token
 
 
-def make_prompts() -> list[list[int]]:
-    """Return prompts of 1, 9, 23 and 50 tokens, and three that share their first 20 tokens with the longest."""
-    generator = np.random.default_rng(0)
-    prompts = [[first, *generator.integers(0, 256, length - 1).tolist()] for first, length in enumerate((1, 9, 23, 50))]
-    return prompts + [prompts[-1][:20] + generator.integers(0, 256, extra).tolist() for extra in (0, 5, 19)]
+def special_to(model_type: str) -> set[str]:
+    return {*FAMILIES[model_type].features, *FAMILIES[model_type].traits}
 
 
-PROMPTS = make_prompts()
+def covering_families() -> list[str]:
+    """A few families that have, together, everything that is special about any of them."""
+    missing, chosen = set[str]().union(*map(special_to, AVAILABLE)), list[str]()
+    while missing:
+        chosen.append(max(AVAILABLE, key=lambda model_type: len(missing & special_to(model_type))))
+        missing -= special_to(chosen[-1])
+    return chosen
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(_repeatable: None) -> None:
-    """Use one thread, since two would mostly wait for each other with matrices this small."""
-    torch.set_num_threads(1)
+# Every family with the layers that `fused` rewrites, since these differ; what the attention sees is covered by a few.
+CASES = [
+    *((model_type, "fused") for model_type in AVAILABLE),
+    *(
+        pytest.param(model_type, backend, marks=pytest.mark.slow)
+        for backend in ("cpu", "reference")
+        for model_type in covering_families()
+    ),
+]
 
 
-class Generated(NamedTuple):
-    """One row's output."""
-
-    token_ids: list[int]
-    logits: Tensor  # [tokens, vocab]
-
-
-def generate(model: PreTrainedModel, prompt: list[int], unused: Sequence[int] = (VOCAB_SIZE - 1,)) -> Generated:
-    """Return what transformers generates for this prompt alone. `unused` are ids that the tokenizer lacks."""
-    ids = torch.tensor([prompt])
-    output = model.generate(  # type: ignore[operator]
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=MAX_TOKENS,
-        do_sample=False,
-        suppress_tokens=list(unused),
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
-    return Generated(output.sequences[0, len(prompt) :].tolist(), torch.cat(output.logits))
-
-
-@cache
-def expected(model_type: str) -> list[Generated]:
-    """Return what `generate` returns for each prompt alone."""
-    model = tiny_family(model_type)
-    return [generate(model, prompt) for prompt in PROMPTS]
-
-
-@pytest.mark.parametrize("backend", ["cpu", "fused", "reference"])
-@pytest.mark.parametrize("model_type", AVAILABLE)
+@pytest.mark.parametrize(("model_type", "backend"), CASES)
 def test_equals_generate(model_type: str, backend: str) -> None:
     engine = make_engine(tiny_family(model_type), backend, block_size=BLOCK_SIZE, max_batched_tokens=24)
     requests = make_requests(PROMPTS, BLOCK_SIZE)
@@ -93,29 +61,22 @@ def test_equals_generate(model_type: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", AVAILABLE)
-def test_a_token_beyond_window_and_block_changes_the_output(model_type: str) -> None:
-    *_, longest = sorted(PROMPTS, key=len)
-    changed = [*longest[:-26], *[token ^ 1 for token in longest[-26:-18]], *longest[-18:]]
-    before = expected(model_type)[PROMPTS.index(longest)]
-    assert generate(tiny_family(model_type), changed).token_ids != before.token_ids
-
-
-@pytest.mark.parametrize("model_type", AVAILABLE)
-def test_rows_differ_and_no_token_depends_on_rounding(model_type: str) -> None:
+def test_rows_differ_and_depend_on_far_tokens_and_rounding_decides_none(model_type: str) -> None:
     rows = expected(model_type)
     assert len({tuple(row.token_ids) for row in rows}) == len(PROMPTS)
     best = torch.cat([row.logits for row in rows]).topk(2).values
     assert (best[:, 0] - best[:, 1]).min() > SMALLEST_GAP
+    *_, longest = sorted(PROMPTS, key=len)
+    changed = [*longest[:-26], *[token ^ 1 for token in longest[-26:-18]], *longest[-18:]]  # beyond window and block
+    assert generate(tiny_family(model_type), changed).token_ids != rows[PROMPTS.index(longest)].token_ids
 
 
-@pytest.mark.parametrize(
-    ("model_type", "feature"),
-    [(model_type, name) for model_type in AVAILABLE for name in FAMILIES[model_type].features],
-)
-def test_logits_depend_on_every_feature(model_type: str, feature: str) -> None:
-    off = tiny_config(model_type, FAMILIES[model_type].features[feature])
-    model = with_config(tiny_family(model_type), off)
-    assert largest_difference(model, expected(model_type)) > 100 * TOLERANCE
+@pytest.mark.parametrize("model_type", [name for name in AVAILABLE if FAMILIES[name].features])
+def test_logits_depend_on_every_feature(model_type: str) -> None:
+    model = tiny_family(model_type)
+    for feature, off in FAMILIES[model_type].features.items():
+        without = with_config(model, tiny_config(model_type, off))
+        assert largest_difference(without, expected(model_type)) > 100 * TOLERANCE, feature
 
 
 @pytest.mark.parametrize("model_type", [name for name in AVAILABLE if "sinks" in " ".join(FAMILIES[name].traits)])
@@ -137,9 +98,6 @@ def largest_difference(model: PreTrainedModel, rows: list[Generated]) -> float:
             logits = model(input_ids=torch.tensor([prompt + row.token_ids[:-1]]), use_cache=False).logits
         found = max(found, float((logits[0, len(prompt) - 1 :] - row.logits).abs().max()))
     return found
-
-
-PINNED = f"transformers=={transformers.__version__}\n" in (Path(__file__).parents[2] / "constraints.txt").read_text()
 
 
 @pytest.mark.skipif(not PINNED, reason="older versions of transformers lack some families")

@@ -105,7 +105,7 @@ def test_plan_says_when_a_run_would_stop(tiny: TinyRunner) -> None:
     assert "the run will stop: max_errors allows" not in plan(tiny.write(rows)).table()
 
 
-def test_template_that_refuses_every_row_is_refused(tiny: TinyRunner) -> None:  # C30
+def test_template_that_refuses_every_row_is_refused(tiny: TinyRunner) -> None:
     rows = [{"prompt": "a", "system": "s"}]
     job_file = tiny.write(rows, tokenizer=no_system, input={"system": "system"})
     with pytest.raises(InputError, match="no system role here"):

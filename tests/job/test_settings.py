@@ -16,6 +16,7 @@ from batchgen.prompts.sampling_encoder import SamplingEncoder
 from batchgen.request_output import FinishReason
 from batchgen.sampling_params import SamplingParams
 from batchgen.spec.load import Job, load_job
+from tests.examples import examples
 from tests.tiny_models import VOCAB_SIZE, byte_tokenizer
 
 MODEL: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "top_p": 0.8, "top_k": 20, "max_new_tokens": 16}
@@ -54,7 +55,7 @@ def test_model_decides_what_the_job_does_not(load: Load) -> None:
     assert sources == ["model", "job", "--set", "default"]
 
 
-def test_zero_in_the_job_is_a_value(load: Load) -> None:  # C33
+def test_zero_in_the_job_is_a_value(load: Load) -> None:
     params, found = resolve(load("{temperature: 0, seed: 0, top_k: 0}"), MODEL)
     assert params.is_greedy
     assert (params.seed, params.top_k) == (0, 0)
@@ -84,7 +85,7 @@ def test_model_that_samples_without_a_temperature_samples_at_one(load: Load) -> 
     assert found["sampling.temperature"] == (1.0, "model")
 
 
-def test_length_limit_of_the_model_is_not_taken(load: Load) -> None:  # C34
+def test_length_limit_of_the_model_is_not_taken(load: Load) -> None:
     _, found = resolve(load(), MODEL | {"max_length": 20})
     assert found["sampling.max_tokens"] == (None, "default")
 
@@ -133,7 +134,7 @@ def test_job_part_of_the_document_loads_again(load: Load, tmp_path: Path) -> Non
     assert loaded.spec.model_copy(update={"sampling": job.spec.sampling}) == job.spec
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stop=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), max_size=3))
 def test_any_stop_text_survives_the_document(load: Load, tmp_path: Path, stop: list[str]) -> None:
     job = load()

@@ -11,6 +11,7 @@ from torch import Tensor
 from batchgen_kernels import CpuBackend, ReferenceBackend, SamplingBackend, SamplingRows
 from batchgen_kernels.cpu.sampling import sample
 from batchgen_kernels.philox import uniform
+from tests.pairwise import pairwise
 
 LOGITS = torch.tensor([0.30, 0.05, 0.20, 0.02, 0.25, 0.08, 0.06, 0.04]).log()
 BACKENDS = [ReferenceBackend(), CpuBackend()]
@@ -69,20 +70,24 @@ def test_tokens_as_likely_as_the_last_kept_one_are_kept(backend: SamplingBackend
     assert set(tokens.tolist()) == ({1} if filters == {"top_p": 0.4} else {1, 2, 3, 5})
 
 
-@pytest.mark.parametrize("vocab", [1, 2, 15, 255, 256, 257, 5003])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+VOCABS = [1, 2, 15, 255, 256, 257, 5003]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+FILTERS: list[dict[str, float]] = [
+    {}, {"top_k": 1}, {"top_k": 40}, {"top_k": 900}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.5}, {"min_p": 0.1}
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "filters",
-    [{}, {"top_k": 1}, {"top_k": 40}, {"top_k": 900}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.5}, {"min_p": 0.1}],
-    ids=str,
+    ("vocab", "dtype", "filters", "temperature"), pairwise(VOCABS, DTYPES, FILTERS, [0.2, 1.0, 30.0]), ids=str
 )
-def test_the_kernel_samples_like_the_reference(vocab: int, dtype: torch.dtype, filters: dict[str, float]) -> None:
+def test_kernel_draws_as_the_reference(
+    vocab: int, dtype: torch.dtype, filters: dict[str, float], temperature: float
+) -> None:
     """bfloat16 logits have many ties."""
     torch.manual_seed(vocab)
     logits = (torch.randn(24, vocab) * 2).to(dtype)
     logits[::3, vocab // 2 :: 2] = -torch.inf
-    for temperature in (0.2, 1.0, 30.0):
-        assert_as_reference(logits, sampling_rows(24, temperature, **filters))  # type: ignore[arg-type]
+    assert_as_reference(logits, sampling_rows(24, temperature, **filters))  # type: ignore[arg-type]
 
 
 def test_the_kernel_samples_from_equal_logits_like_the_reference() -> None:

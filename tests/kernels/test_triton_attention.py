@@ -12,6 +12,8 @@ from batchgen_kernels import BlockGroup
 from batchgen_kernels.triton import TritonBackend
 from tests.kernels.paged_cases import Case, make_case
 
+pytestmark = pytest.mark.slow
+
 SHARE_ALL = -math.inf
 ROWS = {
     "decode": [(1, 0), (1, 1), (1, 31), (1, 32), (1, 50)],

@@ -10,6 +10,8 @@ import torch
 from batchgen_kernels import SamplingRows, reference
 from batchgen_kernels.triton.sample import sample
 
+pytestmark = pytest.mark.slow
+
 ROWS = 8
 
 

@@ -72,6 +72,7 @@ def test_a_quota_lowers_torchs_threads(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(threads, "_PROC_CGROUP", tmp_path / "cgroup")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    torch.set_num_threads(2)
     limit_threads()
     assert torch.get_num_threads() == 2  # the user's choice
     monkeypatch.delenv("OMP_NUM_THREADS")

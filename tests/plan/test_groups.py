@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.plan.groups import LargeGroup, PrefixGroup, Spread, prefix_groups, summarise_groups
+from tests.examples import examples
 
 
 def test_no_row_and_no_sharing_give_no_group() -> None:
@@ -65,7 +66,7 @@ def candidates(shared_blocks: Sequence[int]) -> list[PrefixGroup]:
     return sorted(maximal, key=lambda run: run.stop - run.start)
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(st.integers(1, 12).flatmap(lambda most: st.lists(st.integers(0, most), max_size=25)))
 def test_one_walk_chooses_what_the_definition_chooses(shared: list[int]) -> None:
     assert prefix_groups(shared) == greedy_groups(shared)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from itertools import combinations, permutations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.plan.limits import hit_ceiling, num_hit_blocks, tail_waste
 from batchgen.plan.order import lexicographic_order, seen_lengths
 from batchgen.plan.plan import make_plan
+from tests.examples import examples
 from tests.plan.texts import forests, pack
 
 
@@ -39,13 +40,13 @@ def test_the_last_token_must_be_computed_so_equal_prompts_on_a_border_share_one_
     assert ceiling(["aaaabbbb", "aaaabbbb"], 2) == 6
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(forests, st.sampled_from([1, 2, 3, 4, 8]))
 def test_the_ceiling_is_the_sum_over_the_nodes(texts: list[str], size: int) -> None:
     assert ceiling(texts, size) == ceiling_by_nodes(texts, size)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(forests.map(lambda texts: texts[:5]), st.sampled_from([1, 2, 4]))
 def test_no_order_of_the_rows_finds_more(texts: list[str], size: int) -> None:
     tokens = pack(texts)
@@ -73,7 +74,7 @@ def test_one_group_needs_its_prefix_once_and_a_tail_for_each_row() -> None:
     assert needed(texts, [4] * 8, 4, max_num_seqs=3) == 10 + 4 * 2  # three rows, and one path for the next
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(forests.map(lambda texts: texts[:8]), st.data(), st.sampled_from([1, 2, 4]), st.integers(1, 4))
 def test_no_choice_of_rows_holds_more_blocks(texts: list[str], data: st.DataObject, size: int, num_rows: int) -> None:
     max_tokens = data.draw(st.lists(st.integers(1, 12), min_size=len(texts), max_size=len(texts)))

@@ -1,4 +1,4 @@
-"""Lexicographic order and visiting order, on short texts."""
+"""Lexicographic order, visiting order, and what a row shares with all rows before it, on short texts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from batchgen.plan.order import Order, lexicographic_order, visiting_order
+from batchgen.plan.order import Order, lexicographic_order, seen_lengths, visiting_order
 from batchgen.plan.token_store import PackedTokens
+from tests.examples import examples
 from tests.plan.texts import common, forests, pack, shared_with_next
 
 SIZE = 4
@@ -61,7 +62,7 @@ def test_nothing_to_compare(prompts: list[list[int]]) -> None:
     assert order.positions.tolist() == list(range(len(prompts)))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(forests | texts_of_two_letters)
 def test_it_is_the_order_of_the_token_sequences(texts: list[str]) -> None:
     order = lexicographic(texts)
@@ -78,7 +79,7 @@ def test_long_prompts_that_part_late() -> None:
     assert [prompts[row] for row in order.positions] == sorted(prompts)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(texts_of_two_letters)
 def test_it_is_depth_first_at_every_block_size(texts: list[str]) -> None:
     for size in (1, 2, 3, 4, 8):
@@ -106,7 +107,7 @@ def test_equal_outputs_leave_the_order_itself() -> None:
     assert visiting_order(order, pack(["aaaa2", "aaaa1"]), [7, 7], SIZE) is order
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(forests | texts_of_two_letters, st.data(), st.sampled_from([1, 2, 3, 4, 8]))
 def test_a_visiting_order_is_depth_first_and_knows_its_neighbours(
     texts: list[str], data: st.DataObject, size: int
@@ -122,3 +123,32 @@ def test_a_visiting_order_is_depth_first_and_knows_its_neighbours(
         chain = len(a) // size * size
         if common(a, b) >= chain == len(b) // size * size and (len(a) > chain) == (len(b) > chain):
             assert max_tokens[order.positions[visit_index]] >= max_tokens[order.positions[visit_index + 1]]
+
+
+def seen(texts: list[str], visited: list[int]) -> list[int]:
+    order = lexicographic_order(pack(texts), sorted(visited))
+    lengths: list[int] = seen_lengths(order, np.array(visited, np.int64)).tolist()
+    return lengths
+
+
+def test_the_best_of_all_earlier_rows_counts() -> None:
+    assert seen(["abcd", "x", "abce", "ab", "abcd"], [0, 1, 2, 3, 4]) == [0, 0, 3, 2, 4]
+
+
+def test_rows_that_are_not_visited_do_not_count() -> None:
+    assert seen(["abcd", "x", "abce"], [1, 2]) == [0, 0]
+
+
+def test_nothing_visited_was_seen() -> None:
+    assert seen([], []) == []
+
+
+@examples(300)
+@given(forests.flatmap(lambda texts: st.permutations(range(len(texts))).map(lambda rows: (texts, rows))))
+def test_what_was_seen_is_the_maximum_over_earlier_rows(case: tuple[list[str], list[int]]) -> None:
+    texts, visited = case
+    expected = [
+        max((common(texts[row], texts[earlier]) for earlier in visited[:visit_index]), default=0)
+        for visit_index, row in enumerate(visited)
+    ]
+    assert seen(texts, visited) == expected

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from batchgen.prompts.detokenize import Detokenizer, StopStringMatcher, TokenTexts
+from tests.examples import examples
 from tests.tiny_models import EOS, IM_END, byte_tokenizer, merging_tokenizer, metaspace_tokenizer
 
 BYTES = Detokenizer(byte_tokenizer())
@@ -107,7 +108,7 @@ def test_the_cost_of_a_token_does_not_grow_with_the_completion() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer(), merging_tokenizer()], ids=["byte", "merging"])
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(data=st.data())
 def test_a_matcher_stops_at_the_first_token_with_which_the_text_contains_a_stop_string(
     tokenizer: PreTrainedTokenizerFast, data: st.DataObject

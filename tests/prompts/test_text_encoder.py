@@ -10,13 +10,14 @@ import json
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from batchgen.errors import RowError
 from batchgen.prompts.text_encoder import TextEncoder
+from tests.examples import examples
 from tests.tiny_models import SPECIALS, byte_tokenizer, merging_tokenizer, metaspace_tokenizer, wrap_tokenizer
 
 TOKENIZERS: dict[str, PreTrainedTokenizerFast] = {
@@ -62,14 +63,14 @@ def without_specials(name: str, removed: tuple[str, ...]) -> Tokenizer:
 
 
 @every_tokenizer
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(content=plain_texts)
 def test_a_clean_chat_has_the_ids_of_the_whole_text(name: str, content: str) -> None:
     assert ENCODERS[name].encode_chat(chat(content), {}) == whole(name, chat(content))
 
 
 @every_tokenizer
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(content=control_texts)
 def test_control_text_has_the_ids_it_has_for_a_tokenizer_without_that_control(name: str, content: str) -> None:
     ordinary = without_specials(name, ("<eos>", "<pad>", "<bos>"))
@@ -77,7 +78,7 @@ def test_control_text_has_the_ids_it_has_for_a_tokenizer_without_that_control(na
 
 
 @every_tokenizer
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(content=plain_texts)
 def test_clean_segments_beside_control_text_have_their_ids_too(name: str, content: str) -> None:
     """If one segment contains control text, every segment is encoded apart; that must not change the others."""
@@ -86,7 +87,7 @@ def test_clean_segments_beside_control_text_have_their_ids_too(name: str, conten
 
 
 @pytest.mark.parametrize("name", ["byte", "merging"])
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(pieces=st.lists(st.one_of(st.text(max_size=4), st.sampled_from(SPECIALS)), max_size=12))
 def test_any_text_is_restored_and_has_no_control_token(name: str, pieces: list[str]) -> None:
     content = "".join(pieces)

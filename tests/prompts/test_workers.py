@@ -8,44 +8,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from batchgen.errors import BatchgenError
 from batchgen.io.input.rows import Row
 from batchgen.prompts.encoder import RowEncoder
-from batchgen.prompts.prompt import Prompts
 from batchgen.prompts.workers import encode_in_order
 from batchgen.spec.job_spec import InputSpec
+from tests.prompts.harness import BATCHES, DyingEncoder, PidEncoder
+from tests.tiny_models import byte_tokenizer, merging_tokenizer
 
 ROOT = Path(__file__).parents[2]
-BATCHES = [[Row(2 * n, f"x line {2 * n + 1}"), Row(2 * n + 1, f"x line {2 * n + 2}")] for n in range(12)]
-
-
-class PidEncoder:
-    """Encodes a row as its index and the process that encoded it."""
-
-    def encode(self, rows: Sequence[Row]) -> Prompts:
-        ids = [token for row in rows for token in (row.index, os.getpid())]
-        return Prompts(np.array(ids, np.int32), np.full(len(rows), 2, np.int64))
-
-
-class DyingEncoder(PidEncoder):
-    """Dies at row 20, while the other worker has yet to send more than a pipe holds."""
-
-    def encode(self, rows: Sequence[Row]) -> Prompts:
-        if rows[0].index == 20:
-            time.sleep(0.5)
-            os.kill(os.getpid(), signal.SIGKILL)
-        if rows[0].index == 22:
-            time.sleep(1.5)
-            return Prompts(np.zeros(1 << 20, np.int32), np.full(len(rows), 1 << 19, np.int64))
-        return super().encode(rows)
 
 
 def encode(encoder: Any, **settings: int) -> list[list[int]]:
@@ -91,8 +69,6 @@ def test_the_error_for_a_dead_worker_names_the_row() -> None:
 
 
 def test_workers_make_the_prompts_that_this_process_makes() -> None:
-    from tests.tiny_models import merging_tokenizer  # not above: workers import this file, and torch takes seconds
-
     spec = InputSpec(path="in.jsonl", prompt="q", system="s")
     encoder = RowEncoder(merging_tokenizer(), spec, vocab_size=1000, max_model_len=200, clock=datetime.now())
     texts = ["hi", "Let's think.\n\n", "<|im_end|>", 3, "x" * 300]  # the last two are bad
@@ -106,8 +82,6 @@ def test_workers_make_the_prompts_that_this_process_makes() -> None:
 
 
 def test_worker_gets_the_tokenizer_without_torch(tmp_path: Path) -> None:
-    from tests.tiny_models import byte_tokenizer
-
     spec = InputSpec(path="in.jsonl", template="{{ q }}")
     encoder = RowEncoder(byte_tokenizer(), spec, vocab_size=264, max_model_len=50, clock=datetime.now())
     (tmp_path / "encoder").write_bytes(pickle.dumps(encoder))
@@ -126,7 +100,8 @@ def test_worker_gets_the_tokenizer_without_torch(tmp_path: Path) -> None:
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     (tmp_path / "parent.py").write_text(
         "import os, signal\n"
-        "from tests.prompts.test_workers import BATCHES, PidEncoder, encode_in_order\n"
+        "from batchgen.prompts.workers import encode_in_order\n"
+        "from tests.prompts.harness import BATCHES, PidEncoder\n"
         "if __name__ == '__main__':\n"
         "    found = encode_in_order(BATCHES, PidEncoder(), num_workers=1, tokens_before_workers=0)\n"
         "    next(found)\n"

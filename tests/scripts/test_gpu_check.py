@@ -9,11 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from scripts.gpu_check import Step, run_steps
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_dry_run_walks_through_every_step() -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
     command = [sys.executable, "scripts/gpu_check.py", "--dry-run"]

@@ -52,7 +52,7 @@ def test_section_without_keys_has_its_defaults() -> None:
     assert load(GOOD + "engine:\n  # block_size: 32\nsampling:\n").spec.engine.block_size == 16
 
 
-def test_all_problems_come_together_in_the_order_of_the_lines() -> None:  # C37
+def test_all_problems_come_together_in_the_order_of_the_lines() -> None:
     text = "sampling:\n  max_new_tokens: 64\n  temprature: 0.2\n  top_p: 0.9\n  top_p: 0.5\n"
     assert problems(text) == [
         "job.yaml:1: model: missing, and it has no default; add it",
@@ -99,7 +99,7 @@ def test_every_foreign_name_leads_to_a_key_and_is_not_one() -> None:
 
 @pytest.mark.parametrize(
     ("line", "problem"),
-    [  # C33
+    [
         ('max_tokens: "16"', 'max_tokens: expected a whole number, got "16"'),
         ("max_tokens: true", "max_tokens: expected a whole number, got true"),
         ("max_tokens: 12.5", "max_tokens: expected a whole number, got 12.5"),
@@ -115,7 +115,7 @@ def test_every_foreign_name_leads_to_a_key_and_is_not_one() -> None:
         ("ignore_eos: no", "ignore_eos: expected true or false, got no"),
         ("stop_token_ids: 2", "stop_token_ids: expected a list, got 2"),
         ("stop_token_ids: [1, -1]", "stop_token_ids[1]: expected at least 0, got -1"),
-        ("stop: [1]", "stop[0]: expected text, got 1"),  # C35
+        ("stop: [1]", "stop[0]: expected text, got 1"),
         ('stop: ""', 'stop[0]: expected some text, got ""'),
         ("stop: [a, '']", "stop[1]: expected some text, got ''"),
         ('stop: "\\ud800"', 'stop[0]: expected text that can be written as UTF-8, got "\\ud800"'),
@@ -167,7 +167,7 @@ def test_wrong_section_or_path_is_named(text: str, problem: str) -> None:
     assert problems(text) == [problem]
 
 
-def test_literal_backslash_n_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:  # C35
+def test_literal_backslash_n_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "batchgen"):
         assert load(sampling(r"stop: [END, '\n']")).spec.sampling.stop == ("END", "\\n")
     [message] = caplog.messages
@@ -235,7 +235,7 @@ def test_override_does_not_hide_a_repeated_key() -> None:
     assert found == ["job.yaml:6: sampling.seed: given twice, on lines 5 and 6; keep one"]
 
 
-def test_unset_variables_are_all_named_and_no_folder_is_made(tmp_path: Path) -> None:  # C42
+def test_unset_variables_are_all_named_and_no_folder_is_made(tmp_path: Path) -> None:
     found = problems("model: {path: ./m}\ninput: {path: ['${NOPE_X}/a'], text: t}\noutput: {path: '${NOPE_Y}/o'}\n")
     assert found == [
         "job.yaml:2: input.path[0]: the environment variable NOPE_X is not set",
@@ -262,7 +262,7 @@ def test_paths_start_at_the_job_files_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["in.parquet", "./x/../in.parquet", "link.parquet", "link_folder/in.parquet", "."])
-def test_output_over_the_input_is_refused(tmp_path: Path, path: str) -> None:  # C42
+def test_output_over_the_input_is_refused(tmp_path: Path, path: str) -> None:
     source = tmp_path / "in.parquet"
     source.write_bytes(b"rows")
     (tmp_path / "link.parquet").symlink_to(source)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from batchgen.errors import SpecError
 from batchgen.spec.yaml_tree import find, read_document, set_override, to_plain
+from tests.examples import examples
 
 
 def read(folder: Path, content: str | bytes) -> dict[str, object]:
@@ -22,7 +23,7 @@ def read(folder: Path, content: str | bytes) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("content", "line", "words"),
     [
-        ("model:\n\tpath: x\n", ":2", "tab"),  # C37
+        ("model:\n\tpath: x\n", ":2", "tab"),
         ("model: {path: x}\t# note\n", ":1", "tab"),
         ("", "", "empty"),
         ("# only a comment\n", "", "empty"),
@@ -113,7 +114,7 @@ def test_find_stops_at_the_deepest_part_that_exists(tmp_path: Path) -> None:
     assert [find(root, key).node is None for key in [("a", "b", 1), ("a", "c"), ("d",)]] == [False, True, True]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(alphabet="ab:-#'\"[]{}&*!|>%@,?\n\t \\~0.e\u00e9\x00\x85", max_size=40))
 def test_any_text_is_read_or_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "job.yaml"

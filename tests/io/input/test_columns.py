@@ -1,13 +1,14 @@
-"""The columns that make the prompt, and their values."""
+"""Which columns make the prompt, and integer lists as arrays."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from batchgen.errors import RowError
-from batchgen.io.input.columns import missing_column, prompt_columns
+from batchgen.io.input.columns import missing_column, plain_lists, prompt_columns
 from batchgen.spec.job_spec import InputSpec
 
 
@@ -58,3 +59,33 @@ def test_messages_as_json_text(text: str, words: str) -> None:
     assert columns.plain("chat", '[{"role":"user","content":"a"}]') == [{"role": "user", "content": "a"}]
     with pytest.raises(RowError, match=words):
         columns.plain("chat", text)
+
+
+@pytest.mark.parametrize("list_type", [pa.list_, pa.large_list], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("item", [pa.int32(), pa.uint16(), pa.int64()], ids=str)
+def test_plain_lists_are_values_and_lengths(list_type: Any, item: pa.DataType) -> None:
+    found = plain_lists(pa.array([[1, 2, 3], [], [4]], list_type(item)))
+    assert found is not None
+    assert (found.values.tolist(), found.lengths.tolist()) == ([1, 2, 3, 4], [3, 0, 1])
+
+
+def test_slice_of_plain_lists_has_only_its_own_values() -> None:
+    found = plain_lists(pa.array([[1], [2, 3], [4, 5], [6]], pa.list_(pa.int32())).slice(1, 2))
+    assert found is not None
+    assert (found.values.tolist(), found.lengths.tolist()) == ([2, 3, 4, 5], [2, 2])
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([[1], None], pa.list_(pa.int32())),
+        pa.array([[1, None]], pa.list_(pa.int32())),
+        pa.array([[1.0]], pa.list_(pa.float64())),
+        pa.array([[1, 2]], pa.list_(pa.int32(), 2)),
+        pa.array([[1]], pa.list_view(pa.int32())),
+        pa.array([None], pa.null()),
+    ],
+    ids=["null list", "null item", "floats", "fixed size", "view", "nulls"],
+)
+def test_other_lists_are_not_plain(column: pa.Array) -> None:
+    assert plain_lists(column) is None

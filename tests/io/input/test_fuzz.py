@@ -23,10 +23,10 @@ from batchgen.io.output.json_values import check_types, to_lines
 from batchgen.io.output.writers import write_parts
 from batchgen.prompts.prompt import RowKeys
 from batchgen.spec.job_spec import InputSpec
+from tests.examples import examples
 
-few = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
+UNCHECKED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+few = settings(examples(60), suppress_health_check=UNCHECKED)
 
 
 def opened(path: Path, **columns: str) -> Input:
@@ -280,8 +280,8 @@ def mixed_parquet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(data=st.data())
-@settings(few, max_examples=150)
-def test_damaged_parquet_never_crashes_the_reader(tmp_path: Path, mixed_parquet: Path, data: st.DataObject) -> None:
+@settings(examples(150), suppress_health_check=UNCHECKED)
+def test_damaged_parquet_never_upsets_the_reader(tmp_path: Path, mixed_parquet: Path, data: st.DataObject) -> None:
     path = tmp_path / "x.parquet"
     path.write_bytes(data.draw(damaged(mixed_parquet.read_bytes())))
     read_or_refused(path)

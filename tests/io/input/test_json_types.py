@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.io.input.json_types import ColumnTypes, to_batch
@@ -80,7 +80,6 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(json_values, min_size=1, max_size=6))
 def test_nothing_is_lost_whatever_the_values(values: list[Any]) -> None:
     array = column(values)

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.errors import InputError
@@ -233,7 +233,6 @@ garbage = st.lists(
 ).map(b"\n".join)
 
 
-@settings(deadline=None)
 @given(before=garbage, after=garbage)
 def test_good_line_between_garbage_is_read_and_all_can_be_written(before: bytes, after: bytes) -> None:
     data = before + b'\n{"prompt":"good"}\n' + after

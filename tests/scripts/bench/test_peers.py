@@ -94,6 +94,7 @@ def test_the_saved_model_has_the_weights_that_the_job_computes_with(tmp_path: Pa
     assert all(saved[name].dtype == torch.bfloat16 and torch.equal(saved[name], own[name]) for name in own)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("models")
 def test_transformers_generates_every_token(tmp_path: Path) -> None:
     work = replace(make_work(load_job(tiny_job(tmp_path, n=2, temperature=0.8))), threads=1)

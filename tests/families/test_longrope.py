@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from batchgen.models.rope import fix_longrope
-from tests.engine.test_parity import make_engine, make_requests, run
-from tests.families.registry import tiny_family, with_config
-from tests.families.test_families import BLOCK_SIZE, MAX_TOKENS, PINNED, PROMPTS, generate
-
-BORDER = 32  # tokens of the first training
-
-
-def longrope_model() -> PreTrainedModel:
-    factors = {"short_factor": [1.0, 1.0, 1.5, 2.0], "long_factor": [1.0, 2.0, 4.0, 8.0]}
-    rope = {"rope_type": "longrope", "rope_theta": 1e2, "partial_rotary_factor": 0.5, **factors}
-    return tiny_family("phi3", {"original_max_position_embeddings": BORDER, "rope_parameters": rope})
-
-
-SHORT_ROWS = [prompt for prompt in PROMPTS if len(prompt) + MAX_TOKENS <= BORDER]
-LONG_ROWS = [prompt for prompt in PROMPTS if len(prompt) > BORDER]
+from tests.engine.harness import make_engine, make_requests, run
+from tests.families.harness import (
+    BLOCK_SIZE,
+    BORDER,
+    LONG_ROWS,
+    MAX_TOKENS,
+    PINNED,
+    PROMPTS,
+    SHORT_ROWS,
+    generate,
+    longrope_model,
+)
+from tests.families.registry import with_config
 
 
 @pytest.mark.skipif(not PINNED, reason="older versions of transformers cannot run LongRoPE without weights")

@@ -14,7 +14,7 @@ from batchgen.errors import CapacityError
 from batchgen.models.attention import IMPLEMENTATION
 from batchgen.sampling_params import SamplingParams
 from batchgen_kernels import ReferenceBackend
-from tests.engine.test_parity import probe
+from tests.engine.harness import probe
 from tests.tiny_models import VOCAB_SIZE, context_model
 
 EVERYTHING = SamplingParams(temperature=1.0, top_p=0.9, repetition_penalty=1.1, n=3, logprobs=2, prompt_logprobs=0)
