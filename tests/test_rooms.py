@@ -29,7 +29,7 @@ ARROWS: dict[str, set[str]] = {
     "plan": set(),
     "batchgen_kernels": set(),
 }
-BESIDE = {"__init__", "__main__", "errors", "log", "request_output", "sampling_params"}
+BESIDE = {"__init__", "__main__", "console", "errors", "log", "request_output", "sampling_params", "units"}
 
 
 def imports(module: str) -> Iterator[str]:

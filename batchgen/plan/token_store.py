@@ -57,6 +57,14 @@ class TokenStore(PackedTokens):
         self._file = path.open("wb")
         self._ends = array("q", [0])
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file for writing. Raises OutputError."""
+        with self._writing():
+            self._file.close()
+
     def append(self, token_ids: Sequence[int]) -> None:
         """Append one prompt."""
         with self._writing():

@@ -70,13 +70,15 @@ class TokenisedRows:
 def tokenise(
     source: Input, encoder: RowEncoder, sampling: RowSampling, bad_rows: BadRows, store: TokenStore, *, bar: tqdm
 ) -> TokenisedRows:
-    """Read the whole input once: write good prompts to `store`, and report bad rows to `bad_rows`. Closes `bar`.
+    """Read the whole input once: write good prompts to `store`, and report bad rows to `bad_rows`.
+
+    Closes `bar`, and `store` for writing.
 
     `sampling` is that of the job, without rows yet. Raises InputError if there are rows and a template refuses all of
     them, or if no row has a column that prompts are made of.
     """
     collector, refusals = _Collector(store, encoder.spec, sampling), _TemplateRefusals()
-    with bar, closing(_encode(source, encoder)) as batches:
+    with bar, store, closing(_encode(source, encoder)) as batches:
         for rows, prompts in batches:
             prompts = collector.add(rows, prompts)
             refusals.add(prompts)
