@@ -21,7 +21,7 @@ PACKAGES = {"batchgen": ROOT / "batchgen", "batchgen_kernels": ROOT / "kernels" 
 
 # What imports neither torch nor transformers, as patterns below batchgen/.
 TORCH_FREE = [
-    "*.py",
+    *("__init__.py", "[!_]*.py"),
     *("spec/*.py", "io/**/*.py", "prompts/*.py", "plan/*.py", "stats/*.py", "job/*.py"),
     *("engine/block_pool.py", "engine/prefix_cache.py", "engine/request.py", "engine/request_blocks.py"),
     *("engine/step.py", "engine/admission.py", "engine/scheduler.py", "engine/engine.py", "engine/observer.py"),
