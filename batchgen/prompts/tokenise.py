@@ -72,8 +72,8 @@ def tokenise(
 ) -> TokenisedRows:
     """Read the whole input once: write good prompts to `store`, and report bad rows to `bad_rows`.
 
-    Closes `bar`, and closes `store` for writing. `sampling` is that of the job, without rows yet. Raises InputError if there are rows and a template refuses all of
-    them, or if no row has a column that prompts are made of.
+    `sampling` is that of the job, without rows yet. Closes `bar`, and `store` for writing. Raises InputError if there
+    are rows and a template refuses all of them, or if no row has a column that prompts are made of.
     """
     collector, refusals = _Collector(store, encoder.spec, sampling), _TemplateRefusals()
     with bar, store, closing(_encode(source, encoder)) as batches:
