@@ -52,7 +52,7 @@ def test_truncation_inside_a_member_is_detected(tmp_path: Path, suffix: str, pac
 
 
 def test_wrong_checksum_is_detected(tmp_path: Path) -> None:
-    data = bytearray(gzip.compress(b"a line of text\n"))
+    data = bytearray(gzip.compress(b"a line of text\n", mtime=0))
     data[-8] ^= 1  # the checksum is followed by four bytes of length
     with pytest.raises(InputError, match=r"x\.gz: the gzip data cannot be decompressed: .*check"):
         read(written(tmp_path, ".gz", bytes(data)))
@@ -66,8 +66,8 @@ def test_wrong_checksum_is_detected(tmp_path: Path) -> None:
         (".gz", b'{"prompt":"a"}\n', "not gzip data, although the name says so"),
         (".gz", zlib.compress(b"{}\n"), "not gzip data, although the name says so"),
         (".gz", zstd(b"{}\n"), "not gzip data, although the name says so"),
-        (".zst", gzip.compress(b"{}\n"), "not zstd data, although the name says so"),
-        (".gz", gzip.compress(b"{}\n") + b'{"prompt":"a"}\n', "the gzip data cannot be decompressed"),
+        (".zst", gzip.compress(b"{}\n", mtime=0), "not zstd data, although the name says so"),
+        (".gz", gzip.compress(b"{}\n", mtime=0) + b'{"prompt":"a"}\n', "the gzip data cannot be decompressed"),
         (".zst", zstd(b"{}\n") + b'{"prompt":"a"}\n', "the zstd data cannot be decompressed"),
     ],
 )
@@ -98,7 +98,7 @@ def test_zstd_window_that_would_take_more_than_128_mib_is_refused(tmp_path: Path
 
 
 def test_suffix_may_be_in_upper_case(tmp_path: Path) -> None:
-    assert read(written(tmp_path, ".GZ", gzip.compress(b"one\n"))) == b"one\n"
+    assert read(written(tmp_path, ".GZ", gzip.compress(b"one\n", mtime=0))) == b"one\n"
 
 
 def test_small_file_that_grows_large_is_streamed(tmp_path: Path) -> None:
