@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from batchgen.prompts.control_tokens import special_tokens
@@ -67,7 +68,7 @@ class Detokenizer:
     def inside(self) -> Preceding:
         """Return what precedes a text inside another one; nothing if the tokenizer has only byte tokens."""
         usual = self._tokenizer.encode("a", add_special_tokens=False)[-1:]
-        words = (n for n in [*usual, *sorted(self._text_ids)] if self.is_text(n) and not self._bytes.is_byte_token(n))
+        words = (n for n in chain(usual, self._text_ids) if self.is_text(n) and not self._bytes.is_byte_token(n))
         return next((self.preceding([n]) for n in words if self._decode([n]).strip()), BEGINNING)
 
     def last(self, token_ids: Sequence[int], num_tokens: int) -> Sequence[int]:

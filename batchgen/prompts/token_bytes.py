@@ -24,13 +24,15 @@ class TokenBytes:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._backend: Tokenizer = tokenizer.backend_tokenizer
-        self._vocab = vocab = tokenizer.get_vocab()
         types = decoder_types(self._backend)
         self._is_byte_level = types - {"Sequence"} == {"ByteLevel"}
         self._char_to_byte = _byte_level_alphabet() if "ByteLevel" in types else {}
-        self._byte_tokens = _byte_tokens(vocab) if "ByteFallback" in types else {}
+        self._byte_tokens = _byte_tokens(self._backend) if "ByteFallback" in types else {}
         self._continuations = {token_id for token_id, byte in self._byte_tokens.items() if 0x80 <= byte < 0xC0}
-        self.byte_to_id = _single_bytes(vocab, self._char_to_byte, self._byte_tokens)
+        by_char = {byte: self._backend.token_to_id(char) for char, byte in self._char_to_byte.items()}
+        by_name = {byte: token_id for token_id, byte in self._byte_tokens.items()}
+        # The token of each byte that is a token by itself.
+        self.byte_to_id = {byte: token_id for byte, token_id in (by_char or by_name).items() if token_id is not None}
 
     @property
     def is_byte_level(self) -> bool:
@@ -55,7 +57,7 @@ class TokenBytes:
 
     def table(self, before: Sequence[int]) -> list[bytes]:
         """Return the bytes that every token adds to the text of the tokens `before`, by token id."""
-        ids = sorted(set(self._vocab.values()))
+        ids = sorted(set(self._backend.get_vocab().values()))
         texts = self._backend.decode_batch([[*before, token_id] for token_id in ids], skip_special_tokens=False)
         start = len(self._backend.decode(list(before), skip_special_tokens=False))
         table = [b""] * (ids[-1] + 1)
@@ -110,17 +112,9 @@ def _byte_level_alphabet() -> dict[str, int]:
     return {char: byte for byte, char in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
 
 
-def _byte_tokens(vocab: Mapping[str, int]) -> dict[int, int]:
-    names = {f"<0x{byte:02X}>": byte for byte in range(256)}
-    return {vocab[name]: byte for name, byte in names.items() if name in vocab}
-
-
-def _single_bytes(
-    vocab: Mapping[str, int], char_to_byte: Mapping[str, int], byte_tokens: Mapping[int, int]
-) -> dict[int, int]:
-    """Return the token of each byte that is a token by itself."""
-    found = {byte: vocab[char] for char, byte in char_to_byte.items() if char in vocab}
-    return found or {byte: token_id for token_id, byte in byte_tokens.items()}
+def _byte_tokens(backend: Tokenizer) -> dict[int, int]:
+    ids = {byte: backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)}
+    return {token_id: byte for byte, token_id in ids.items() if token_id is not None}
 
 
 def _split_incomplete(data: bytes) -> tuple[bytes, bytes]:
