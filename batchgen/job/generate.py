@@ -30,7 +30,8 @@ from batchgen.models.load import load_weights
 from batchgen.models.threads import limit_threads
 from batchgen.plan.groups import prefix_groups
 from batchgen.plan.plan import Plan
-from batchgen.plan.token_store import Positions
+from batchgen.plan.token_store import Positions, TokenIds
+from batchgen.prompts.grammar import GrammarConstraint
 from batchgen.prompts.tokenise import BadRows, TokenisedRows
 from batchgen.sampling_params import SamplingParams
 from batchgen.stats.prompt_tokens import PromptAccount
@@ -124,8 +125,8 @@ class Generation:
         rows, plan, position = self.rows, self.plan, self.plan.order[visit_index]
         token_ids, num_seen = rows.store[position], int(plan.seen[visit_index])
         num_findable = num_seen if self.engine.scheduler.cache.enabled else 0
-        ends = params.stop_token_ids | (frozenset() if params.ignore_eos else self.config.model.eos_token_ids)
-        grammars, form = self.config.sampling_encoder.grammars, params.structured
+        ends = params.stop_token_ids | self.outputs.stop_tokens(params)
+        ends |= frozenset() if params.ignore_eos else self.config.model.eos_token_ids
         return Request(
             row_index=rows.row_indices[position],
             prompt_token_ids=token_ids,
@@ -134,8 +135,8 @@ class Generation:
             max_tokens=int(rows.max_tokens[position]),
             shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[visit_index]),
             end_token_ids=ends,
-            stop_condition=self.outputs.stop_condition(params),
-            constraint=None if form is None else grammars.constraint(form, ends),
+            stop_condition=self.outputs.stop_condition(params, token_ids),
+            constraint=self._constraint(params, token_ids, ends),
             sample_index=sample,
             account=PromptAccount(
                 hit_ceiling=self._hit_ceiling(len(token_ids), num_findable, params),
@@ -144,6 +145,12 @@ class Generation:
                 group=self.groups.of(position),
             ),
         )
+
+    def _constraint(self, params: SamplingParams, prompt: TokenIds, ends: frozenset[int]) -> GrammarConstraint | None:
+        if params.structured is None:
+            return None
+        after = self.outputs.preceding(params, prompt)
+        return self.config.sampling_encoder.grammars.constraint(params.structured, ends, after)
 
     def _hit_ceiling(self, num_prompt: int, num_seen: int, params: SamplingParams) -> int:
         """Return one row's share of the plan's hit ceiling in tokens, as `plan.limits.num_hit_blocks` defines it."""
@@ -189,7 +196,12 @@ def prepare_generation(
     ready = event("weights_loaded", device=str(config.device), blocks=pool.num_blocks)
     log.info("the model is loaded on %s, with %d KV blocks", config.device, pool.num_blocks, extra=ready)
     groups = RowGroups(plan, len(rows), config.block_size)
-    outputs = Outputs(config.model.tokenizer, rows.locations, token_ids=config.output.token_ids)
+    outputs = Outputs(
+        config.model.tokenizer,
+        rows.locations,
+        token_ids=config.output.token_ids,
+        follows_prompt=config.input.text is not None or config.input.token_ids is not None,
+    )
     return Generation(config, rows, plan, groups, pool, engine, outputs)
 
 

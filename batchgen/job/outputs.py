@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from batchgen.engine.request import Request, TokenLogprobs
 from batchgen.io.input.rows import RowLocations
-from batchgen.prompts.detokenize import Detokenizer, StopStringMatcher, TokenTexts
+from batchgen.plan.token_store import TokenIds
+from batchgen.prompts.detokenize import (
+    BEGINNING,
+    Detokenizer,
+    Preceding,
+    StopStringMatcher,
+    StopTexts,
+    TextSearch,
+    TokenTexts,
+)
 from batchgen.prompts.row_sampling import RowSampling
 from batchgen.request_output import RequestOutput
 from batchgen.sampling_params import SamplingParams
@@ -38,17 +47,44 @@ def _origin(request: Request) -> list[int] | None:
 
 
 class Outputs:
-    """Makes the outputs of one job; keeps the detokenizers that its rows need."""
+    """Makes the outputs of one job; keeps the detokenizers that its rows need.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, locations: RowLocations, *, token_ids: bool) -> None:
+    `follows_prompt`: a completion is the text that follows its prompt; else it is a text of its own, as in a chat.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, locations: RowLocations, *, token_ids: bool, follows_prompt: bool
+    ) -> None:
         self._tokenizer = tokenizer
         self._locations = locations
         self._token_ids = token_ids
+        self._follows_prompt = follows_prompt
+        self._stops = StopTexts(tokenizer)
         self._detokenizers: dict[bool, Detokenizer] = {}
 
-    def stop_condition(self, params: SamplingParams) -> StopStringMatcher | None:
+    def stop_tokens(self, params: SamplingParams) -> frozenset[int]:
+        """Return the special tokens that are stop texts."""
+        return self._stops.token_ids(params.stop)
+
+    def stop_condition(self, params: SamplingParams, prompt: TokenIds) -> StopStringMatcher | None:
         """Return the matcher that watches a new request for its stop strings; None without stop strings."""
-        return StopStringMatcher(self._detokenizer(params), params.stop, params.min_tokens) if params.stop else None
+        if not params.stop:
+            return None
+        stop, special = params.stop, None
+        if params.skip_special_tokens and any(map(self._stops.has_special, stop)):
+            after = self._preceding(prompt, skip_special_tokens=False)
+            with_special = [text for text in stop if self._stops.has_special(text)]
+            special = TextSearch(self._detokenizer(skips=False), with_special, params.min_tokens, after)
+            stop = tuple(text for text in stop if not self._stops.has_special(text))
+        detokenizer = self._detokenizer(skips=params.skip_special_tokens)
+        return StopStringMatcher(detokenizer, stop, params.min_tokens, self.preceding(params, prompt), special)
+
+    def preceding(self, params: SamplingParams, prompt: TokenIds) -> Preceding:
+        """Return what precedes the text of a completion."""
+        return self._preceding(prompt, skip_special_tokens=params.skip_special_tokens)
+
+    def _preceding(self, prompt: TokenIds, *, skip_special_tokens: bool) -> Preceding:
+        return self._detokenizer(skips=skip_special_tokens).preceding(prompt) if self._follows_prompt else BEGINNING
 
     def of(self, request: Request) -> RequestOutput:
         """Make the output of a finished request: its text without what ended it, its error with the row's location."""
@@ -63,49 +99,60 @@ class Outputs:
             completion_tokens=len(request.output_token_ids),
             cached_tokens=request.num_cached_tokens,
             completion_token_ids=request.output_token_ids if self._token_ids else None,
-            logprobs=None if request.params.logprobs is None else self._logprobs(request.output_logprobs),
+            logprobs=self._completion_logprobs(request),
             prompt_logprobs=self._prompt_logprobs(request),
             origin=_origin(request),
         )
 
     def _text(self, request: Request) -> str:
         """Return the completion as text, without the end token or stop string that ended it."""
-        if isinstance(request.stop_condition, StopStringMatcher):
-            return request.stop_condition.text
         token_ids = request.output_token_ids
         is_ended = token_ids[-1] in request.end_token_ids
-        return self._detokenizer(request.params).decode(token_ids[:-1] if is_ended else token_ids)
+        if not isinstance(request.stop_condition, StopStringMatcher):
+            return self.decode(request, len(token_ids) - is_ended)
+        if is_ended:
+            request.stop_condition.end(token_ids[-1])
+        return request.stop_condition.text
 
     def decode(self, request: Request, num_tokens: int) -> str:
         """Return the text of the first `num_tokens` tokens of a completion."""
-        return self._detokenizer(request.params).decode(request.output_token_ids[:num_tokens])
+        detokenizer = self._detokenizer(skips=request.params.skip_special_tokens)
+        after = self.preceding(request.params, request.prompt_token_ids)
+        return detokenizer.decode(request.output_token_ids[:num_tokens], after)
+
+    def _completion_logprobs(self, request: Request) -> list[Mapping[str, Any]] | None:
+        """Return one entry per token; the texts of the tokens that are written are together the completion."""
+        if request.params.logprobs is None:
+            return None
+        detokenizer = self._detokenizer(skips=request.params.skip_special_tokens)
+        is_first = not self.preceding(request.params, request.prompt_token_ids).token_ids
+        entries = []
+        for token in request.output_logprobs:
+            entries.append(self._logprobs(token, is_first=is_first))
+            is_first = is_first and not detokenizer.is_text(token.token_id)
+        return entries
 
     def _prompt_logprobs(self, request: Request) -> list[Mapping[str, Any]] | None:
         """Return one entry per prompt token; the first has no log-probability, as nothing precedes it."""
         if request.params.prompt_logprobs is None or request.computes_whole_prompt:
             return None
-        first = self._token(int(request.prompt_token_ids[0])) | _NO_LOGPROBS
-        return [first, *self._logprobs(request.prompt_logprobs)]
+        first = self._token(int(request.prompt_token_ids[0]), is_first=True) | _NO_LOGPROBS
+        return [first, *(self._logprobs(token, is_first=False) for token in request.prompt_logprobs)]
 
-    def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> list[Mapping[str, Any]]:
-        return [
-            self._token(token.token_id) | {"logprob": token.logprob, "rank": token.rank, "top": list(self._top(token))}
-            for token in tokens
-        ]
+    def _logprobs(self, token: TokenLogprobs, *, is_first: bool) -> Mapping[str, Any]:
+        top = [self._token(token_id, is_first=is_first) | {"logprob": logprob} for token_id, logprob in token.top]
+        entry = {"logprob": token.logprob, "rank": token.rank, "top": top}
+        return self._token(token.token_id, is_first=is_first) | entry
 
-    def _top(self, token: TokenLogprobs) -> Iterator[Mapping[str, Any]]:
-        for token_id, logprob in token.top:
-            yield self._token(token_id) | {"logprob": logprob}
-
-    def _token(self, token_id: int) -> dict[str, Any]:
-        return {"token_id": token_id, "token": self._texts[token_id]}
+    def _token(self, token_id: int, *, is_first: bool) -> dict[str, Any]:
+        text = self._texts.first(token_id) if is_first else self._texts[token_id]
+        return {"token_id": token_id, "token": text}
 
     @cached_property
     def _texts(self) -> TokenTexts:
         return TokenTexts(self._tokenizer)
 
-    def _detokenizer(self, params: SamplingParams) -> Detokenizer:
-        skips = params.skip_special_tokens
+    def _detokenizer(self, *, skips: bool) -> Detokenizer:
         if skips not in self._detokenizers:
             self._detokenizers[skips] = Detokenizer(self._tokenizer, skip_special_tokens=skips)
         return self._detokenizers[skips]

@@ -155,7 +155,8 @@ class RowEncoder:
         last = self._vocab_size - 1
         if min(token_ids) < 0 or max(token_ids) > last:
             position = next(n for n, token_id in enumerate(token_ids) if not 0 <= token_id <= last)
-            raise RowError(f"token {position} is {token_ids[position]}; the model's ids go from 0 to {last}")
+            ids = f"the model's ids go from 0 to {last}, {self._vocab_size} in all"
+            raise RowError(f"token {position} is {token_ids[position]}; {ids}")
 
     def _too_long(self, row: Row, num_tokens: int) -> str:
         return (

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from batchgen.errors import RowError
+from batchgen.prompts.detokenize import StopTexts
 from batchgen.prompts.grammar import GrammarCompiler
 from batchgen.prompts.text_encoder import encode_continuation
 from batchgen.sampling_params import Structured
@@ -24,9 +25,11 @@ class SamplingEncoder:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> None:
         self.grammars = GrammarCompiler(tokenizer, vocab_size)
         self._words = WordEncoder(tokenizer)
+        self._stop_texts = StopTexts(tokenizer)
         self._vocab_size = vocab_size
+        self._lacks_tokens = max(tokenizer.get_vocab().values()) >= vocab_size
         self._key_to_encode: dict[str, Callable[[Any], Any]] = {
-            "stop": tuple,
+            "stop": self._stop,
             "stop_token_ids": self._stop_token_ids,
             "logit_bias": self._logit_bias,
             "bad_words": self._bad_words,
@@ -36,10 +39,17 @@ class SamplingEncoder:
     def encode(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values under the same keys, hashable.
 
-        Raises RowError, beginning with the key, for an unknown token or a bad form, and ModelError if no form can be
-        followed with this tokenizer or installation.
+        Raises RowError, beginning with the key, for an unknown token, one that the model lacks, or a bad form, and
+        ModelError if no form can be followed with this tokenizer or installation.
         """
         return {name: self._key_to_encode.get(name, _unchanged)(value) for name, value in values.items()}
+
+    def _stop(self, texts: Iterable[str]) -> tuple[str, ...]:
+        stop = tuple(texts)
+        for n, text in enumerate(stop):
+            token_id = self._stop_texts.token_id(text)
+            self._check_token_ids(f"stop[{n}]", text, () if token_id is None else (token_id,))
+        return stop
 
     def _stop_token_ids(self, token_ids: Iterable[int]) -> frozenset[int]:
         return frozenset(self._checked_id(f"stop_token_ids[{n}]", token_id) for n, token_id in enumerate(token_ids))
@@ -56,16 +66,25 @@ class SamplingEncoder:
         token_id = self._words.single_token(text)
         if token_id is None:
             raise RowError(f"logit_bias: {text!r} is not one token of the model; give token ids, or use bad_words")
+        self._check_token_ids("logit_bias", text, (token_id,))
         return token_id
 
     def _bad_words(self, words: Iterable[str]) -> tuple[TokenSequence, ...]:
-        return tuple(dict.fromkeys(ids for word in words for ids in self._words.token_sequences(word)))
+        return tuple(dict.fromkeys(ids for n, word in enumerate(words) for ids in self._bad_word(n, word)))
+
+    def _bad_word(self, number: int, word: str) -> list[TokenSequence]:
+        sequences = self._words.token_sequences(word)
+        for token_ids in sequences:
+            self._check_token_ids(f"bad_words[{number}]", word, token_ids)
+        return sequences
 
     def _structured(self, spec: StructuredSpec | None) -> Structured | None:
         if spec is None:
             return None
         ((kind, value),) = spec.given.items()
         structured = Structured(kind, value if isinstance(value, str) else json.dumps(value))
+        for text in _texts_of(structured) if self._lacks_tokens else ():
+            self._check_token_ids(f"structured.{kind}", text, self._words.encode(text))
         self.grammars.check(structured)
         return structured
 
@@ -73,6 +92,31 @@ class SamplingEncoder:
         if token_id >= self._vocab_size:
             raise RowError(f"{key}: {token_id} is no token id; the model's go from 0 to {self._vocab_size - 1}")
         return token_id
+
+    def _check_token_ids(self, key: str, text: str, token_ids: Iterable[int]) -> None:
+        """Raise RowError if one of a text's tokens is none of the model's: the tokenizer has more than the model."""
+        for token_id in token_ids:
+            if token_id >= self._vocab_size:
+                ids = f"the model's ids go from 0 to {self._vocab_size - 1}"
+                raise RowError(f"{key}: {text!r} has token {token_id} of the tokenizer; {ids}")
+
+
+def _texts_of(structured: Structured) -> Iterator[str]:
+    """Yield the texts in a form: its keys and values, if it is JSON, else the form itself."""
+    if structured.kind in ("json_schema", "choice"):
+        yield from _texts_in(json.loads(structured.text))
+    else:
+        yield structured.text
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from _texts_in([*value, *value.values()])
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts_in(item)
 
 
 def _unchanged(value: Any) -> Any:
@@ -99,11 +143,12 @@ class WordEncoder:
 
         They differ for a tokenizer that puts a space in front of the beginning only.
         """
-        ids = encode_continuation(self._encode, text)
+        ids = encode_continuation(self.encode, text)
         if ids is not None:
             yield ids
-        yield self._encode(text)
+        yield self.encode(text)
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a word at the beginning of a text."""
         self._backend.encode_special_tokens = False
         return self._backend.encode(text, add_special_tokens=False).ids

@@ -17,6 +17,7 @@ from batchgen.job.plan_job import plan_job
 from batchgen.job.run import run_job
 from batchgen.spec.load import load_job
 from tests.end_to_end.harness import GREEDY, TinyRunner, prompts
+from tests.end_to_end.test_sampling import CATS, cat_model, drops_spaces
 from tests.tiny_models import context_model, uniform_model
 
 SCHEMA = {
@@ -182,6 +183,25 @@ def test_any_way_of_running_gives_the_same_text(run_tiny: TinyRunner) -> None:
     assert run(rows, max_num_seqs=1) == expected
     assert run(rows[::-1], max_num_seqs=3) == expected
     assert run(rows, block_size=4, num_blocks=48, expected_tokens=1) == expected
+
+
+@pytest.mark.parametrize(
+    ("way", "form", "completion"),
+    [
+        ("text", {"choice": [" cat", " a"]}, " cat"),
+        ("text", {"choice": ["cat"]}, "cat"),
+        ("text", {"regex": " ?cat"}, " cat"),
+        ("prompt", {"choice": ["cat", "a"]}, "cat"),
+        ("prompt", {"regex": " ?cat"}, "cat"),
+    ],
+)
+def test_a_form_neither_needs_nor_loses_a_space(
+    run_tiny: TinyRunner, way: str, form: dict[str, Any], completion: str
+) -> None:
+    """The model begins with the token of " cat", whose space is dropped at the beginning of a text only."""
+    job: dict[str, Any] = {"model": cat_model, "tokenizer": drops_spaces, "generation_config": CATS}
+    result = run_tiny(prompts("a"), **job, input={way: "prompt"}, sampling={"structured": form})
+    assert (result.error, result.completions) == ("", [completion])
 
 
 def test_draws_are_over_what_is_allowed(run_tiny: TinyRunner) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from batchgen.prompts.detokenize import Detokenizer, StopStringMatcher, TokenTexts
+from batchgen.prompts.detokenize import BEGINNING, Detokenizer, Preceding, StopStringMatcher, TokenTexts
 from tests.examples import examples
 from tests.tiny_models import EOS, IM_END, byte_tokenizer, merging_tokenizer, metaspace_tokenizer
 
@@ -98,9 +100,10 @@ def test_the_cost_of_a_token_does_not_grow_with_the_completion() -> None:
     class Counting(Detokenizer):
         longest = 0
 
-        def decode(self, token_ids: object) -> str:
-            self.longest = max(self.longest, len(token_ids))  # type: ignore[arg-type]
-            return super().decode(token_ids)  # type: ignore[arg-type]
+        def decode(self, token_ids: Iterable[int], after: Preceding = BEGINNING) -> str:
+            ids = list(token_ids)
+            self.longest = max(self.longest, len(after.token_ids) + len(ids))
+            return super().decode(ids, after)
 
     counting = Counting(byte_tokenizer())
     assert feed(StopStringMatcher(counting, ["END"]), [*b"x"] * 500) is None
