@@ -110,6 +110,15 @@ def test_groups_equal_reference(heads: tuple[int, int, int]) -> None:
     )
 
 
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_the_output_does_not_depend_on_the_number_of_threads(num_threads: int) -> None:
+    """The tasks are shared out to as many threads as the backend says, also where fewer run at once."""
+    case = make_case(GROUPED_ROWS, (4, 2, 16), 8, GROUPS)
+    backend = CpuBackend()
+    backend._num_threads = num_threads
+    assert run(backend, case, torch.nan).equal(run(CpuBackend(), case, torch.nan))
+
+
 @pytest.mark.parametrize(
     "options",
     [{"sliding_window": 12}, {"soft_cap": 5.0}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}],
