@@ -26,8 +26,9 @@ class Preceding(NamedTuple):
     """What precedes a text, as far as it changes how the text's tokens are decoded."""
 
     token_ids: Sequence[int] = ()  # empty: the text is at the beginning
-    text: str = ""  # the text of these tokens without an incomplete character, whose text is that of what follows
+    text: str = ""  # the text of these tokens without an incomplete character, which belongs to what completes it
     incomplete: bytes = b""
+    num_replaced: int = 0  # characters U+FFFD that stand for the incomplete one as long as it is not completed
 
 
 BEGINNING = Preceding()
@@ -54,7 +55,7 @@ class Detokenizer:
         """
         text = self._decode([*after.token_ids, *token_ids])
         if text.startswith(after.text):
-            return text[len(after.text) :]
+            return text[len(after.text) :].removeprefix("\ufffd" * after.num_replaced)
         return self._decode([*self.inside.token_ids, *token_ids])[len(self.inside.text) :]
 
     def preceding(self, prompt: Sequence[int] | TokenIds) -> Preceding:
@@ -62,7 +63,7 @@ class Detokenizer:
         token_ids = self._end_of(prompt)
         incomplete, num_replaced = self._bytes.incomplete_end(token_ids)
         text = self._decode(token_ids)
-        return Preceding(token_ids, text[: len(text) - num_replaced], incomplete)
+        return Preceding(token_ids, text[: len(text) - num_replaced], incomplete, num_replaced)
 
     @cached_property
     def inside(self) -> Preceding:

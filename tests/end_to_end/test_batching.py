@@ -39,10 +39,15 @@ MODELS = {shape: functools.partial(printable_model, shape) for shape in SHAPES}
 
 
 def make_prompts() -> list[list[int]]:
-    """Token ids: lengths 1, 15, 16, 17, 33 and 200, and three that share their first 40 tokens with the longest."""
+    """Token ids: lengths 1, 15, 16, 17, 33 and 200, and three that share their first 40 tokens with the longest.
+
+    Each ends in an ASCII character, so that no completion begins inside a character.
+    """
     generator = np.random.default_rng(0)
     lists = [generator.integers(0, 256, length).tolist() for length in (1, 15, 16, 17, 33, 200)]
-    return lists + [lists[-1][:40] + generator.integers(0, 256, extra).tolist() for extra in (0, 5, 24)]
+    lists[-1][39] = 0x41
+    lists += [lists[-1][:40] + generator.integers(0, 256, extra).tolist() for extra in (0, 5, 24)]
+    return [[*prompt[:-1], prompt[-1] % 128] for prompt in lists]
 
 
 PROMPTS = make_prompts()
