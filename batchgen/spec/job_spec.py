@@ -75,10 +75,6 @@ def _text_or_list(value: Any) -> str:
     return LIST_BRANCH if isinstance(value, Sequence) and not isinstance(value, str) else TEXT_BRANCH
 
 
-def _text_or_mapping(value: Any) -> str:
-    return TEXT_BRANCH if isinstance(value, str) else MAPPING_BRANCH
-
-
 def _check_variables(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in reserved_variables(kwargs):
         raise ValueError(f"{name} cannot be set here{_INSTEAD.get(name, '')}")
@@ -103,12 +99,12 @@ TextOrList = Annotated[
 ]
 ColumnOrObjects = Annotated[
     Annotated[Text, Tag(TEXT_BRANCH)] | Annotated[Sequence[Mapping[str, Any]], Frozen, Tag(LIST_BRANCH)],
-    Discriminator(_text_or_list),
+    Discriminator(lambda value: TEXT_BRANCH if isinstance(value, str) else LIST_BRANCH),
 ]
 ColumnOrVariables = Annotated[
     Annotated[Text, Tag(TEXT_BRANCH)]
     | Annotated[Mapping[str, Any], AfterValidator(_check_variables), Tag(MAPPING_BRANCH)],
-    Discriminator(_text_or_mapping),
+    Discriminator(lambda value: TEXT_BRANCH if isinstance(value, str) else MAPPING_BRANCH),
 ]
 Texts = Annotated[Sequence[Text], BeforeValidator(_as_list, json_schema_input_type=Text | list[Text] | None), Frozen]
 Bias = Annotated[Number, Field(ge=-100, le=100)]
