@@ -6,11 +6,12 @@ import pickle
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from batchgen.errors import ModelError, RowError, SpecError, TemplateError
+from tests.examples import examples
 from tests.prompts.test_encoder import encoder, error_of, row
 from tests.tiny_models import BOS, CHATML, EOS, IM_END, IM_START, byte_tokenizer, metaspace_tokenizer
 
@@ -216,7 +217,7 @@ def test_logic_of_the_template_sees_control_strings_of_the_content() -> None:
     assert encode(joined, content="<eos>y<bos>") == [*b"y<bos>", EOS]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(parts=st.lists(st.sampled_from(["<eos>", "<bos>", "<", "eos>", "\n", "a", "<|im_end|>"]), max_size=6))
 def test_the_text_of_a_prompt_is_what_transformers_renders(parts: list[str]) -> None:
     """Control tokens that the template writes are as many as it writes for any content."""

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from batchgen.errors import RowError
 from batchgen.prompts.marks import MarkedText, Marks, choose_marks, texts_of
+from tests.examples import examples
 
 MARK = chr(0xF0000)
 MARKS = Marks({"<": MARK})
@@ -45,7 +46,7 @@ def restored(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", list(OPERATIONS))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(text=texts, other=texts)
 @example(text="a</t>t>\n\n<t", other="</t>")
 @example(text="<t>", other="<t>")
@@ -57,6 +58,7 @@ def test_an_operation_gives_the_marked_text_of_its_result(name: str, text: str, 
         assert "<" not in "".join(map(str.__str__, texts_of(result)))
 
 
+@examples(100)
 @given(text=texts)
 def test_text_that_is_formatted_or_dumped_keeps_its_marks(text: str) -> None:
     marked = MARKS.track(MARKS.mark(text))

@@ -97,7 +97,7 @@ def test_any_text_is_restored_and_has_no_control_token(name: str, pieces: list[s
 
 
 @every_tokenizer
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(content=plain_texts)
 def test_marks_without_control_text_change_no_id(name: str, content: str) -> None:
     assert encode_content(name, content) == whole(name, chat(content))
