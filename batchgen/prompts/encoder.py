@@ -184,8 +184,8 @@ class RowEncoder:
         if marks.restore(marked) != rendered:
             strings = dict.fromkeys(string for text in texts for string in control.strings(text)) or possible
             raise TemplateError(
-                f"the model's chat template makes a text of {', '.join(map(repr, strings))} in which this row's own "
-                "characters cannot be told from the template's, so that they might become control tokens"
+                f"{self._chat_template.name} changes {', '.join(map(repr, strings))} of this row in a way that cannot "
+                "be followed, so that the row's own text might become a control token"
             )
         return self._text_encoder.encode_chat(marked, marks)
 

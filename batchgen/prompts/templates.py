@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from batchgen.spec.job_spec import InputSpec
 
+_MAX_ERROR_CHARS = 400
+
 
 class ChatTemplate:
     """Renders the chats of one job with the template that `input.chat_template` chooses.
@@ -41,8 +43,9 @@ class ChatTemplate:
         self._clock = clock
         self._is_continued = spec.continue_final_message
         self._source, self._source_with_tools = _choose_templates(tokenizer, spec)
+        self.name = "the model's chat template" if spec.chat_template is None else "input.chat_template"
         for source in self.sources:
-            _check_syntax(source, "the model's chat template" if spec.chat_template is None else "input.chat_template")
+            _check_syntax(source, self.name)
 
     @property
     def sources(self) -> list[str]:
@@ -73,7 +76,11 @@ class ChatTemplate:
                     **chat.kwargs,
                 )
         except Exception as error:  # a template is the model's program, so whatever it raises concerns this row
-            raise TemplateError(f"the model's chat template: {error}") from error
+            text = str(error)
+            shown = (
+                text if len(text) <= _MAX_ERROR_CHARS else text[:_MAX_ERROR_CHARS] + "…"
+            )  # it may have the whole chat
+            raise TemplateError(f"{self.name}: {shown}") from error
         assert isinstance(rendered, str)
         return str.__str__(rendered)
 

@@ -232,9 +232,19 @@ def test_the_text_of_a_prompt_is_what_transformers_renders(parts: list[str]) -> 
 def test_a_template_that_loses_track_of_a_control_string_is_the_rows_error() -> None:
     """The escaped text has no `<`, so that no mark becomes `&lt;`."""
     template = "{{ messages[0].content | e }}<eos>"
-    with pytest.raises(TemplateError, match=r"line 3: column 'prompt': .*'<eos>'.* might become control tokens"):
+    with pytest.raises(
+        TemplateError, match=r"line 3: column 'prompt': the model's chat template changes '<eos>' of this"
+    ):
         encoder(byte_tokenizer(template)).encode_row(row(prompt="<eos>"))
     assert len(encoder(byte_tokenizer(template)).encode_row(row(prompt="a<b"))) == len("a&lt;b") + 1
+
+
+def test_a_message_that_the_template_changes_cannot_be_continued() -> None:
+    """transformers' error has the whole chat; the row's error has its beginning."""
+    continued = encoder(byte_tokenizer("{{ messages[-1].content[:3] }}"), messages="m", continue_final_message=True)
+    text = error_of(continued, row(m=[{"role": "assistant", "content": "a" * 5000}]))
+    assert "continue_final_message is set but the final message does not appear in the chat" in text
+    assert len(text) < 600
 
 
 def test_what_the_template_refuses_in_the_content_is_refused() -> None:
