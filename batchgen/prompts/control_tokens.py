@@ -1,10 +1,10 @@
 """Keeps the control tokens of a tokenizer apart from the same strings in a user's text.
 
-A control string in a rendered chat is a control token unless all of its characters can come from the row's own text.
-If they can, the chat is rendered once more with marks (see `marks.py`) for one character of every control string in
-the row's text: the control strings that are left have a character of the template's, and are control tokens. A control
-string that the template builds, for example from the name of a role, therefore counts as the template's own. A template
-is trusted not to decode text, such as HTML entities.
+A control string in a rendered chat is a control token unless the row's own texts have all of its punctuation, so that
+it may be theirs. In that case the chat is rendered again, with marks (see `marks.py`) for a character of every control
+string in the row's texts. The control strings that are left have a character of the template's and are control tokens,
+also those that the template builds, for example from the name of a role. A template is trusted not to decode text, such
+as HTML entities.
 """
 
 from __future__ import annotations

@@ -141,7 +141,9 @@ class InputSpec(_Section):
     id: Text | None = Field(None, description="column with the row's id; draws depend on it instead of the position")
     system: Text | None = Field(None, description="column with the system message, which may be null or absent")
     prompt: Text | None = Field(None, description="column with the user turn")
-    messages: Text | None = Field(None, description="column with a list of {role, content}")
+    messages: Text | None = Field(
+        None, description="column with a list of {role, content}, or {from, value} as in ShareGPT"
+    )
     text: Text | None = Field(None, description="column with raw text, no chat template")
     token_ids: Text | None = Field(None, description="column with a list of token ids, used unchanged")
     template: Text | None = Field(None, description="sandboxed Jinja over the row's columns; renders the user turn")
