@@ -117,11 +117,14 @@ def resolve_job(job: Job) -> RunConfig:
 
 
 def make_encoder(config: RunConfig, clock: datetime) -> RowEncoder:
-    """Make the encoder of a job's rows. Raises ModelError (no chat template) or SpecError (broken `input.template`)."""
+    """Make the encoder of a job's rows. Raises ModelError (no chat template) or SpecError (a broken template)."""
     model = config.model
-    return RowEncoder(
+    encoder = RowEncoder(
         model.tokenizer, config.input, vocab_size=model.vocab_size, max_model_len=config.max_model_len, clock=clock
     )
+    for key in encoder.unread_keys():
+        log.warning("%s: the chat template does not use it, so it changes no prompt", key)
+    return encoder
 
 
 def make_sampling(config: RunConfig, seed: int) -> RowSampling:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ from batchgen.job.settings import plain
 from batchgen.models.identity import model_identity
 from batchgen.spec.job_spec import OutputSpec
 from batchgen.stats.artifact import read_report
+
+_MAX_TEXT_CHARS, _TEXT_CHARS = 1000, 100  # of a value in the fingerprint, and of one that is longer
 
 
 class Start(Enum):
@@ -153,4 +156,9 @@ def _content(path: Location, key: str, old: RunState | None) -> tuple[str, int |
 
 
 def _text(value: Any) -> str:
-    return json.dumps(plain(value), ensure_ascii=False)
+    """Return a value as text; of a long one, such as a chat template, the beginning and a hash of all of it."""
+    text = json.dumps(plain(value), ensure_ascii=False)
+    if len(text) <= _MAX_TEXT_CHARS:
+        return text
+    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return f"{text[:_TEXT_CHARS]}… ({len(text)} characters, blake2b {digest})"

@@ -1,24 +1,23 @@
 """Keeps the control tokens of a tokenizer apart from the same strings in a user's text.
 
-A control string in a row's text is replaced by a private-use character before the chat template runs, and restored
-after the rendered text is split at the template's own control tokens, so that it never becomes a control token. A
-control string that the template builds, for example from the name of a role, counts as the template's own.
+A control string in a rendered chat is a control token unless the row's own texts have all of its punctuation, so that
+it may be theirs. In that case the chat is rendered again, with marks (see `marks.py`) for a character of every control
+string in the row's texts. The control strings that are left have a character of the template's and are control tokens,
+also those that the template builds, for example from the name of a role. A template is trusted not to decode text, such
+as HTML entities.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from batchgen.errors import RowError
+from batchgen.prompts.marks import Marks, choose_marks
 
 if TYPE_CHECKING:
     from transformers import AddedToken, PreTrainedTokenizerBase
 
-T = TypeVar("T")
-
-_PRIVATE_USE = range(0xF0000, 0xFFFFE)
 # What the tokenizers library strips beside a token. Python's str.strip also strips the separators 1C to 1F.
 _WHITESPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 
@@ -44,6 +43,8 @@ class ControlTokens:
         special = special_tokens(tokenizer)
         self._added = {token.content: token for token in special.values()}
         self.text_to_id = {token.content: token_id for token_id, token in special.items()}
+        self._string_to_signs = {string: _signs(string) for string in self._added}
+        self._marked_chars = sorted({(_signs(string) or string)[0] for string in self._added})
         longest_first = sorted(self._added, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
@@ -58,40 +59,32 @@ class ControlTokens:
             start, strip_left = match.end(), token.rstrip
         yield Segment(text[start:].lstrip(_WHITESPACE) if strip_left else text[start:], None)
 
-    def escape(self, value: T, *, also_used: str = "") -> tuple[T, dict[int, str]]:
-        """Replace the control strings in all texts of a JSON-like value (not in keys) by private-use characters.
+    def strings(self, text: str) -> list[str]:
+        """Return the different control strings of a text, in the order in which they occur first."""
+        return list(dict.fromkeys(self._pattern.findall(text)))
 
-        Returns the new value and the table for `str.translate` that restores the strings; without control strings,
-        the same value and an empty table. No character of the table occurs in `value` or in `also_used`.
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return where the control strings of a text begin and end."""
+        return [match.span() for match in self._pattern.finditer(text)]
+
+    def possible(self, rendered: str, texts: Sequence[str]) -> list[str]:
+        """Return the control strings of a rendered chat that can consist of characters of `texts` alone.
+
+        Letters and digits are not looked for: a template may change their case.
+        """
+        found = self.strings(rendered)
+        signs = {sign for string in found for sign in self._string_to_signs[string]}
+        absent = {sign for sign in signs if not any(sign in text for text in texts)}
+        return [string for string in found if absent.isdisjoint(self._string_to_signs[string])]
+
+    def marks(self, texts: Sequence[str]) -> Marks:
+        """Return marks for a character of every control string, so that a marked text has none; none is in `texts`.
+
         Raises RowError if too few private-use characters are unused.
         """
-        texts = list(_texts(value))
-        found = dict.fromkeys(string for text in texts for string in self._pattern.findall(text))
-        if not found:
-            return value, {}
-        used = set(also_used).union(*texts)
-        escapes = dict(zip(found, (chr(n) for n in _PRIVATE_USE if chr(n) not in used), strict=False))
-        if len(escapes) < len(found):
-            raise RowError("the text contains control strings, and no private-use character is unused to replace them")
-        escaped = _map_texts(value, lambda text: self._pattern.sub(lambda match: escapes[match.group()], text))
-        return escaped, {ord(character): string for string, character in escapes.items()}
+        return choose_marks(self._marked_chars, texts)
 
 
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from _texts(list(value.values()))
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
-
-
-def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: _map_texts(item, change) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_map_texts(item, change) for item in value]
-    return value
+def _signs(string: str) -> str:
+    """Return the characters of a control string that are neither letters nor digits."""
+    return "".join(char for char in string if not char.isalnum())

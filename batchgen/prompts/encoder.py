@@ -5,29 +5,35 @@ Knows no processes. Worker processes import this module, so it imports nothing h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from batchgen.errors import RowError, TemplateError
 from batchgen.io.input.columns import plain_lists
+from batchgen.prompts.marks import texts_of
 from batchgen.prompts.messages import (
+    Chat,
     Message,
     Values,
     chat_of,
+    check_last_message,
     message_list,
+    object_list,
     system_value,
+    template_kwargs,
     text_value,
     token_id_list,
 )
 from batchgen.prompts.prompt import BadRow, Prompts
-from batchgen.prompts.templates import ChatTemplate, UserTemplate
+from batchgen.prompts.templates import ChatTemplate, RowTemplate
 from batchgen.prompts.text_encoder import TextEncoder
+from batchgen.spec.user_template import parse_system_template, parse_user_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -40,8 +46,8 @@ class RowEncoder:
     """Encodes the rows of one job. Only its arguments are pickled: another process builds its own encoder from them.
 
     `vocab_size` is the model's number of token ids. `clock` is the time that templates print, the same in every row.
-    A chat always ends with the template's generation prompt, even if its last message is the assistant's.
-    Raises ModelError for a chat job on a tokenizer without a chat template, SpecError for a bad `input.template`.
+    A chat ends with the template's generation prompt, or inside its last message with `input.continue_final_message`.
+    Raises ModelError for a chat job on a tokenizer without a chat template, SpecError for a bad template.
     """
 
     def __init__(
@@ -57,9 +63,9 @@ class RowEncoder:
         self.max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._text_encoder = TextEncoder(tokenizer)
-        self._user_template = None if spec.template is None else UserTemplate(spec.template)
+        self._user_template, self._system_template = _row_templates(spec)
         is_chat = spec.text is None and spec.token_ids is None
-        self._chat_template = ChatTemplate(tokenizer, clock) if is_chat else None
+        self._chat_template = ChatTemplate(tokenizer, spec, clock) if is_chat else None
         column = spec.prompt or spec.messages or spec.text or spec.token_ids
         self._prompt_source = "input.template" if column is None else f"column {column!r}"
         limits = {"vocab_size": vocab_size, "max_model_len": max_model_len}
@@ -67,6 +73,15 @@ class RowEncoder:
 
     def __reduce__(self) -> tuple[Callable[[], RowEncoder], tuple[()]]:
         return self._rebuild, ()
+
+    def unread_keys(self) -> list[str]:
+        """Return the keys of the job file whose values the chat template does not read."""
+        if self._chat_template is None:
+            return []
+        spec, given = self.spec, self.spec.chat_template_kwargs
+        names = {name: f"input.chat_template_kwargs.{name}" for name in (given if isinstance(given, Mapping) else ())}
+        names |= {name: f"input.{name}" for name in ("tools", "documents") if getattr(spec, name) is not None}
+        return [names[name] for name in self._chat_template.unread(names)]
 
     def encode(self, rows: Sequence[Row]) -> Prompts:
         """Return the prompts of some rows; rows that cannot be encoded, or are too long, are among its bad rows."""
@@ -128,26 +143,51 @@ class RowEncoder:
             text = text_value(values, spec.text)
             with _prefixed_error(self._prompt_source):
                 return self._text_encoder.encode_raw(text)
-        messages = self._messages(values)
+        chat = self._chat(values)
         with _prefixed_error(self._prompt_source):
-            return self._encode_chat(messages)
+            return self._encode_chat(chat)
+
+    def _chat(self, values: Values) -> Chat:
+        spec = self.spec
+        return Chat(
+            self._messages(values),
+            tools=_objects(values, spec.tools, "tools"),
+            documents=_objects(values, spec.documents, "documents"),
+            kwargs=_template_kwargs(values, spec.chat_template_kwargs),
+        )
 
     def _messages(self, values: Values) -> list[Message]:
         spec = self.spec
         if spec.messages is not None:
-            return message_list(values, spec.messages)
+            messages = message_list(values, spec.messages)
+            with _prefixed_error(self._prompt_source):
+                check_last_message(messages, is_continued=spec.continue_final_message)
+            return messages
         if self._user_template is not None:
             user = self._user_template.render(values)
         else:
             assert spec.prompt is not None
             user = text_value(values, spec.prompt)
+        if self._system_template is not None:
+            return chat_of(self._system_template.render(values), user)
         return chat_of(system_value(values, spec.system), user)
 
-    def _encode_chat(self, messages: list[Message]) -> list[int]:
+    def _encode_chat(self, chat: Chat) -> list[int]:
         assert self._chat_template is not None
-        escape = self._text_encoder.control_tokens.escape
-        messages, literals = escape(messages, also_used=self._chat_template.source)
-        return self._text_encoder.encode_chat(self._chat_template.render(messages), literals)
+        control = self._text_encoder.control_tokens
+        rendered, texts = self._chat_template.render(chat), list(texts_of(chat))
+        possible = control.possible(rendered, texts)
+        if not possible:
+            return self._text_encoder.encode_chat(rendered)
+        marks = control.marks([*texts, *self._chat_template.sources])
+        marked = self._chat_template.render(marks.mark(chat), marks)
+        if marks.restore(marked) != rendered:
+            strings = dict.fromkeys(string for text in texts for string in control.strings(text)) or possible
+            raise TemplateError(
+                f"{self._chat_template.name} changes {', '.join(map(repr, strings))} of this row in a way that cannot "
+                "be followed, so that the row's own text might become a control token"
+            )
+        return self._text_encoder.encode_chat(marked, marks)
 
     def _check_ids(self, token_ids: list[int]) -> None:
         if not token_ids:
@@ -163,6 +203,28 @@ class RowEncoder:
             f"{row.location}: the prompt has {num_tokens} tokens; the limit is {self.max_model_len} "
             "(engine.max_model_len or the model's own) and at least one must be left for the completion"
         )
+
+
+def _row_templates(spec: InputSpec) -> tuple[RowTemplate | None, RowTemplate | None]:
+    """Return the templates of the user turn and of the system message. Raises SpecError."""
+    user, system = spec.template, spec.system_template
+    return (
+        None if user is None else RowTemplate(parse_user_template(user), "input.template"),
+        None if system is None else RowTemplate(parse_system_template(system), "input.system_template"),
+    )
+
+
+def _objects(values: Values, given: str | Sequence[Any] | None, name: str) -> list[Any] | None:
+    """Return the tools or documents of a row: those in its column, or those of the job file."""
+    if isinstance(given, str):
+        return object_list(values, given, name)
+    return None if given is None else list(given)
+
+
+def _template_kwargs(values: Values, given: str | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if isinstance(given, str):
+        return template_kwargs(values, given)
+    return {name: value for name, value in (given or {}).items() if value is not None}
 
 
 @contextmanager

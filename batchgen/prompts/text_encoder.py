@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from batchgen.errors import RowError
 from batchgen.prompts.control_tokens import ControlTokens
+from batchgen.prompts.marks import NO_MARKS, Marks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -42,37 +43,46 @@ class TextEncoder:
         """Return the ids of a text in which control strings are control tokens."""
         return self._with_bos(self._encode_whole(_checked(text)))
 
-    def encode_chat(self, text: str, literals: Mapping[int, str]) -> list[int]:
-        """Return the ids of a rendered chat; `literals` (from `ControlTokens.escape`) are restored as ordinary text.
+    def encode_chat(self, text: str, marks: Marks = NO_MARKS) -> list[int]:
+        """Return the ids of a rendered chat, in which the characters that `marks` stand for are ordinary text.
 
         Raises RowError if this tokenizer cannot encode them as ordinary text.
         """
         _checked(text)
         if self._can_split:
-            ids = self._encode_segments(text, literals, self._encode_cached)
-        elif not literals:
-            ids = self._encode_whole(text)
+            ids = self._encode_segments(text, marks, self._encode_cached)
+        elif not (literals := self._literals(text, marks)):
+            ids = self._encode_whole(marks.restore(text))
         elif self._can_split_by_sentinel:
-            ids = self._encode_segments(text, literals, self._encode_continuation)
+            ids = self._encode_segments(text, marks, self._encode_continuation)
         else:
             raise RowError(f"the text has {_quoted(literals)}, which this tokenizer cannot encode as ordinary text")
         return self._with_bos(ids)
 
-    def _encode_segments(
-        self, text: str, literals: Mapping[int, str], encode_segment: Callable[[str], Sequence[int]]
-    ) -> list[int]:
-        forbidden = {self.control_tokens.text_to_id[string] for string in literals.values()}
+    def _encode_segments(self, text: str, marks: Marks, encode_segment: Callable[[str], Sequence[int]]) -> list[int]:
         ids: list[int] = []
         for segment_index, (segment, control_id) in enumerate(self.control_tokens.split(text)):
-            literal = segment.translate(literals) if literals else segment
+            ordinary = marks.restore(segment)
             # The first segment is the beginning of the text and is encoded as such.
-            segment_ids = self._encode_cached(literal) if segment_index == 0 else encode_segment(literal)
-            if forbidden and not forbidden.isdisjoint(segment_ids):
-                raise RowError(f"this tokenizer makes a control token of the ordinary text {_quoted(literals)}")
+            segment_ids = self._encode_cached(ordinary) if segment_index == 0 else encode_segment(ordinary)
+            if marks:
+                self._refuse_control(ordinary, segment_ids)
             ids += segment_ids
             if control_id is not None:
                 ids.append(control_id)
         return ids
+
+    def _literals(self, text: str, marks: Marks) -> list[str]:
+        """Return the control strings that are ordinary text in a marked chat."""
+        control, restored = self.control_tokens, marks.restore(text)
+        if not marks or control.spans(text) == control.spans(restored):
+            return []
+        return [string for segment, _ in control.split(text) for string in control.strings(marks.restore(segment))]
+
+    def _refuse_control(self, ordinary: str, ids: Sequence[int]) -> None:
+        strings = self.control_tokens.strings(ordinary)
+        if not {self.control_tokens.text_to_id[string] for string in strings}.isdisjoint(ids):
+            raise RowError(f"this tokenizer makes a control token of the ordinary text {_quoted(strings)}")
 
     def _encode_whole(self, text: str) -> list[int]:
         return self._encode(text, split_special_tokens=False)
@@ -101,7 +111,7 @@ class TextEncoder:
         pieces = [*_PROBE_PIECES, *[token.content for token in added if not token.special][:8]]
         text = "".join(piece + control for control in self.control_tokens.text_to_id for piece in pieces)
         try:
-            return self._encode_segments(text, {}, encode_segment) == self._encode_whole(text)
+            return self._encode_segments(text, NO_MARKS, encode_segment) == self._encode_whole(text)
         except RowError:
             return False
 
@@ -165,5 +175,5 @@ def _checked(text: str) -> str:
     return text
 
 
-def _quoted(literals: Mapping[int, str]) -> str:
-    return ", ".join(map(repr, literals.values()))
+def _quoted(strings: Sequence[str]) -> str:
+    return ", ".join(map(repr, strings))

@@ -95,7 +95,7 @@ def _check_columns(source: Input, spec: InputSpec) -> None:
     """
     present = source.schema.names
     for column, setting in prompt_columns(spec).settings.items():
-        if present and column not in present and setting != "template":
+        if present and column not in present and setting not in ("template", "system_template"):
             error = missing_column(source.files[0], setting, column, present)
             if setting not in ("id", "system"):
                 raise error
@@ -162,7 +162,7 @@ class _Collector:
 def _label(row: Row, spec: InputSpec) -> int:
     """Return a hash of the end of the row's system message; what differs per row, such as a date, is often in front."""
     match row.values.get(spec.system or spec.messages or ""):
-        case str(text) | [{"role": "system", "content": str(text)}, *_]:
+        case str(text) | [{"role": "system", "content": str(text)}, *_] | [{"from": "system", "value": str(text)}, *_]:
             return crc32(text[-_LABEL_CHARS:].encode("utf-8", "surrogatepass"))
     return 0
 

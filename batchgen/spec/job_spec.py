@@ -23,9 +23,24 @@ from pydantic import (
     model_validator,
 )
 
+from batchgen.spec.chat_template import reserved_variables
+
 # Tags of a union's branches. They appear in pydantic's error locations, from which `spec/problems.py` removes them.
-TEXT_BRANCH, LIST_BRANCH = "<text>", "<list>"
+TEXT_BRANCH, LIST_BRANCH, MAPPING_BRANCH = BRANCHES = ("<text>", "<list>", "<mapping>")
 MAX_LOGPROBS = 1000  # per token; a whole vocabulary would be more data than the text of any job
+# Reserved variable of a chat template -> what to do instead.
+_INSTEAD = {
+    **{name: f"; use input.{name}" for name in ("tools", "documents", "continue_final_message", "chat_template")},
+    "messages": "; use input.messages",
+    "add_generation_prompt": "; prompts end with the generation prompt unless input.continue_final_message is true",
+}
+_KEY_TO_PROMPT_SOURCES: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("system", "system_template"), ("prompt", "template")),
+    **dict.fromkeys(
+        ("chat_template", "chat_template_kwargs", "tools", "documents"), ("prompt", "messages", "template")
+    ),
+    "continue_final_message": ("messages",),
+}
 DEVICE_PATTERN = r"auto|cpu|cuda(:[0-9]+)?"
 
 
@@ -60,6 +75,12 @@ def _text_or_list(value: Any) -> str:
     return LIST_BRANCH if isinstance(value, Sequence) and not isinstance(value, str) else TEXT_BRANCH
 
 
+def _check_variables(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name in reserved_variables(kwargs):
+        raise ValueError(f"{name} cannot be set here{_INSTEAD.get(name, '')}")
+    return kwargs
+
+
 def _check_device(value: str) -> str:
     if not re.fullmatch(DEVICE_PATTERN, value):
         raise ValueError("expected auto, cpu, cuda or cuda:1")
@@ -75,6 +96,15 @@ Frozen = AfterValidator(tuple)  # turns the list of the YAML file into a tuple
 TextOrList = Annotated[
     Annotated[Text, Tag(TEXT_BRANCH)] | Annotated[Sequence[Text], Field(min_length=1), Frozen, Tag(LIST_BRANCH)],
     Discriminator(_text_or_list),
+]
+ColumnOrObjects = Annotated[
+    Annotated[Text, Tag(TEXT_BRANCH)] | Annotated[Sequence[Mapping[str, Any]], Frozen, Tag(LIST_BRANCH)],
+    Discriminator(lambda value: TEXT_BRANCH if isinstance(value, str) else LIST_BRANCH),
+]
+ColumnOrVariables = Annotated[
+    Annotated[Text, Tag(TEXT_BRANCH)]
+    | Annotated[Mapping[str, Any], AfterValidator(_check_variables), Tag(MAPPING_BRANCH)],
+    Discriminator(lambda value: TEXT_BRANCH if isinstance(value, str) else MAPPING_BRANCH),
 ]
 Texts = Annotated[Sequence[Text], BeforeValidator(_as_list, json_schema_input_type=Text | list[Text] | None), Frozen]
 Bias = Annotated[Number, Field(ge=-100, le=100)]
@@ -111,10 +141,30 @@ class InputSpec(_Section):
     id: Text | None = Field(None, description="column with the row's id; draws depend on it instead of the position")
     system: Text | None = Field(None, description="column with the system message, which may be null or absent")
     prompt: Text | None = Field(None, description="column with the user turn")
-    messages: Text | None = Field(None, description="column with a list of {role, content}")
+    messages: Text | None = Field(
+        None, description="column with a list of {role, content}, or {from, value} as in ShareGPT"
+    )
     text: Text | None = Field(None, description="column with raw text, no chat template")
     token_ids: Text | None = Field(None, description="column with a list of token ids, used unchanged")
     template: Text | None = Field(None, description="sandboxed Jinja over the row's columns; renders the user turn")
+    system_template: Text | None = Field(
+        None, description="the same for the system message; text without a column is the system message of every row"
+    )
+    chat_template: Text | None = Field(
+        None, description="file with a chat template, the template itself, or the name of one of the model's templates"
+    )
+    chat_template_kwargs: ColumnOrVariables | None = Field(
+        None, description="variables for the chat template, such as enable_thinking: false, or a column with them"
+    )
+    tools: ColumnOrObjects | None = Field(
+        None, description="tools for the chat template: a list, or a column with a list in each row"
+    )
+    documents: ColumnOrObjects | None = Field(
+        None, description="documents for the chat template: a list, or a column with a list in each row"
+    )
+    continue_final_message: bool = Field(
+        False, description="end prompts inside the last message, the assistant's, which the model continues"
+    )
     sampling: Text | None = Field(
         None, description="column with a row's own values for keys of `sampling`: a struct, or an object as JSON text"
     )
@@ -127,9 +177,16 @@ class InputSpec(_Section):
         if len(given) != 1:
             found = " and ".join(given) if given else "none"
             raise ValueError(f"expected exactly one of {', '.join(sources)}; got {found}")
-        if self.system is not None and given[0] not in ("prompt", "template"):
-            raise ValueError(f"system can be used with prompt or template, not with {given[0]}")
+        self._check_companions(given[0])
         return self
+
+    def _check_companions(self, source: str) -> None:
+        """Raise ValueError for a key that does not go with the key of the prompt, and for two system messages."""
+        for key, sources in _KEY_TO_PROMPT_SOURCES.items():
+            if getattr(self, key) not in (None, False) and source not in sources:
+                raise ValueError(f"{key} can be used with {' or '.join(sources)}, not with {source}")
+        if self.system is not None and self.system_template is not None:
+            raise ValueError("expected at most one of system and system_template; got both")
 
 
 class StructuredSpec(_Section):

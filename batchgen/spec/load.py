@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from ruamel.yaml.nodes import MappingNode
 
 from batchgen.errors import SpecError
+from batchgen.spec.chat_template import is_file_name, read_template
 from batchgen.spec.job_spec import JobSpec
 from batchgen.spec.paths import absolute_path, input_path, model_path, output_conflicts
 from batchgen.spec.problems import schema_problems, section_keys
@@ -46,8 +47,9 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
     # A section is null if all its keys are commented out.
     values = {name: {} if value is None and section_keys(name) else value for name, value in values.items()}
     values, wrong_paths = _with_absolute_paths(values, path.parent.resolve(), root)
+    values, wrong_templates = _with_chat_template(values, path.parent.resolve(), root)
     spec, wrong_values = _check(values, root)
-    problems += wrong_paths + wrong_values
+    problems += wrong_paths + wrong_templates + wrong_values
     if spec and not problems:
         problems += _output_problems(spec, path, root)
     if problems or malformed or spec is None:
@@ -89,6 +91,21 @@ def _with_absolute_paths(
             path = [resolved(item, (*key, i)) for i, item in enumerate(path)] if is_list else resolved(path, key)
             values = {**values, name: {**section, "path": path}}
     return values, problems
+
+
+def _with_chat_template(
+    values: dict[str, Any], folder: Path, root: MappingNode
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Replace the name of a chat template file by its text, which a resumed run and a verification then have too."""
+    section, key = values.get("input"), ("input", "chat_template")
+    text = section.get("chat_template") if isinstance(section, dict) else None
+    if not isinstance(section, dict) or not isinstance(text, str) or not is_file_name(text, folder):
+        return values, []
+    try:
+        template = read_template(Path(absolute_path(text, folder)))
+    except SpecError as error:
+        return values, [Problem(find(root, key).where, key, str(error))]
+    return {**values, "input": {**section, "chat_template": template}}, []
 
 
 def _check(values: dict[str, Any], root: MappingNode) -> tuple[JobSpec | None, list[Problem]]:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml.nodes import MappingNode
 
-from batchgen.spec.job_spec import LIST_BRANCH, TEXT_BRANCH, JobSpec
+from batchgen.spec.job_spec import BRANCHES, JobSpec
 from batchgen.spec.yaml_tree import Key, Problem, dotted, find, quoted
 
 # pydantic's error type -> what was expected; braces are filled from the error's context.
@@ -76,7 +76,7 @@ FOREIGN_NAMES = {
     "repo_id": "path",
     "stop_sequences": "stop",
     "stop_strings": "stop",
-    "system_prompt": "system",
+    "system_prompt": "system_template",
     "temp": "temperature",
     "top_logprobs": "logprobs",
     "torch_dtype": "dtype",
@@ -127,7 +127,7 @@ def _problem(item: Mapping[str, Any], root: MappingNode) -> Problem:
 
 def _key(item: Mapping[str, Any]) -> Key:
     """Return pydantic's location of an error without the tags of a union's branches."""
-    return tuple(part for part in item["loc"] if part not in (TEXT_BRANCH, LIST_BRANCH))
+    return tuple(part for part in item["loc"] if part not in BRANCHES)
 
 
 def _expectation(item: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Parses `input.template`: sandboxed Jinja over a row's columns. Knows the template; knows no row.
+"""Parses `input.template` and `input.system_template`: sandboxed Jinja over a row's columns. Knows no row.
 
 A template can reach only the columns: no globals, no dunder attributes, no randomness. Values are data: they are
 inserted unchanged and never parsed as a template. Printing a column that is missing or null raises an error.
@@ -27,17 +27,27 @@ def parse_user_template(source: str) -> ParsedTemplate:
 
     Raises SpecError, naming the line of the template, for a syntax error, and for a template that reads no column.
     """
+    parsed = _parse(source, "input.template")
+    if not parsed.columns:
+        plain = ", ".join(sorted(set(re.findall(r"\{\w+\}", source))))
+        hint = f"; {plain} is plain text here" if plain else ""
+        raise SpecError([f"input.template reads no column; write a column as {{{{ column }}}}{hint}"])
+    return parsed
+
+
+def parse_system_template(source: str) -> ParsedTemplate:
+    """Parse the value of `input.system_template`, which may be plain text. Raises SpecError for a syntax error."""
+    return _parse(source, "input.system_template")
+
+
+def _parse(source: str, key: str) -> ParsedTemplate:
     environment = _environment()
     try:
         syntax_tree = environment.parse(source)
         columns = frozenset(meta.find_undeclared_variables(syntax_tree))
         template = environment.from_string(syntax_tree)
     except TemplateSyntaxError as error:
-        raise SpecError([f"input.template line {error.lineno}: {error.message}"]) from None
-    if not columns:
-        plain = ", ".join(sorted(set(re.findall(r"\{\w+\}", source))))
-        hint = f"; {plain} is plain text here" if plain else ""
-        raise SpecError([f"input.template reads no column; write a column as {{{{ column }}}}{hint}"])
+        raise SpecError([f"{key} line {error.lineno}: {error.message}"]) from None
     return ParsedTemplate(template, columns)
 
 

@@ -248,6 +248,30 @@ def test_changed_chat_template_of_the_model_is_refused(
     assert "model chat template: was " in run_tiny.run_file(job_file).error
 
 
+def test_changed_file_of_a_chat_template_is_refused(
+    run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    template = tmp_path / "own.jinja"
+    long_comment = f"{{# {'x' * 2000} #}}"
+    template.write_text(f"{long_comment}{{{{ messages[0].content }}}}")
+    job_file = stopped(run_tiny, monkeypatch, input={"chat_template": str(template)})
+    template.write_text(f"{long_comment}{{{{ messages[0].content }}}}?")
+    error = run_tiny.run_file(job_file).error
+    assert re.search(r'input\.chat_template: was "\{# x{50,100}… \(2\d+ characters, blake2b \w{32}\), is now "', error)
+    template.write_text(f"{long_comment}{{{{ messages[0].content }}}}")
+    assert run_tiny.run_file(job_file).report["num_resumed_rows"] == 3
+
+
+def test_changed_arguments_of_the_chat_template_are_refused(
+    run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ["input.tools=[{a: 1}]", "input.chat_template_kwargs.mode=x", "input.system_template=Be brief."]
+    error = run_tiny.run_file(stopped(run_tiny, monkeypatch), overrides).error
+    assert 'input.tools: was null, is now [{"a": 1}]' in error
+    assert 'input.chat_template_kwargs: was null, is now {"mode": "x"}' in error
+    assert 'input.system_template: was null, is now "Be brief."' in error
+
+
 def test_engine_settings_may_change(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     job_file = stopped(run_tiny, monkeypatch)
     result = run_tiny.run_file(job_file, ["engine.block_size=8", "engine.num_blocks=200", "engine.max_num_seqs=3"])

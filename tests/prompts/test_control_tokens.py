@@ -1,17 +1,11 @@
-"""Control strings: where a text is split, and how they are escaped in a row's own text."""
+"""Control strings: where a text is split, and whether a row's own text may have made them."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 from tokenizers import AddedToken
 
-from batchgen.errors import RowError
 from batchgen.prompts.control_tokens import ControlTokens
 from tests.tiny_models import EOS, IM_END, PAD, byte_tokenizer
-
-ESCAPES = [chr(0xF0000 + n) for n in range(4)]
 
 
 def test_text_is_split_at_control_tokens() -> None:
@@ -37,29 +31,29 @@ def test_a_token_takes_the_whitespace_it_is_declared_to_take() -> None:
     assert list(ControlTokens(tokenizer).split("a \n<l> b <r>\u2003\tc ")) == [("a", 261), (" b ", 262), ("c ", None)]
 
 
-def test_a_value_without_control_text_is_unchanged() -> None:
-    value = [{"role": "user", "content": "plain"}]
-    escaped, table = ControlTokens(byte_tokenizer()).escape(value)
-    assert escaped is value
-    assert table == {}
+def test_a_control_string_is_possible_if_the_texts_have_its_signs() -> None:
+    """The signs of `<eos>` are < and >, those of `<|im_end|>` also | and _; letters may have changed their case."""
+    control, rendered = ControlTokens(byte_tokenizer()), "<|im_start|>a<|im_end|><eos>"
+    assert control.possible(rendered, ["a < b", "c"]) == []
+    assert control.possible(rendered, ["a <", "> b"]) == ["<eos>"]
+    assert control.possible(rendered, ["<|im_", "END|>"]) == ["<|im_start|>", "<|im_end|>", "<eos>"]
+    assert control.possible("a", ["<eos>"]) == []
 
 
-def test_escaped_text_is_restored() -> None:
-    value: list[Any] = [{"content": "a<eos>b<pad><eos>", "calls": [{"x": "<pad>", "n": 1}]}]
-    escaped, table = ControlTokens(byte_tokenizer()).escape(value)
-    assert escaped == [{"content": f"a{ESCAPES[0]}b{ESCAPES[1]}{ESCAPES[0]}", "calls": [{"x": ESCAPES[1], "n": 1}]}]
-    assert escaped[0]["content"].translate(table) == "a<eos>b<pad><eos>"
+def test_a_control_string_of_letters_is_always_possible() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["END"], special_tokens=True)
+    assert ControlTokens(tokenizer).possible("<eos>END", ["a"]) == ["END"]
 
 
-def test_an_escape_occurs_nowhere_else() -> None:
-    escaped, table = ControlTokens(byte_tokenizer()).escape([ESCAPES[0], "<eos>"], also_used=ESCAPES[1])
-    assert escaped == [ESCAPES[0], ESCAPES[2]]
-    assert table == {ord(ESCAPES[2]): "<eos>"}
-
-
-def test_a_text_that_leaves_no_escape_is_refused() -> None:
-    with pytest.raises(RowError, match="private-use"):
-        ControlTokens(byte_tokenizer()).escape("<|im_end|>" + "".join(map(chr, range(0xF0000, 0xFFFFE))))
+def test_marked_text_has_no_control_string() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["[INST]", "END"], special_tokens=True)
+    control = ControlTokens(tokenizer)
+    text = "<eos> [INST] END <pad>"
+    marks = control.marks([text])
+    assert control.strings(marks.mark(text)) == []
+    assert marks.restore(marks.mark(text)) == text
 
 
 def test_a_tokenizer_without_control_tokens_splits_nothing() -> None:

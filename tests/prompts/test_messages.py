@@ -20,6 +20,29 @@ def test_text_parts_are_joined() -> None:
     assert message_list({"m": [{"role": "user", "content": parts}]}, "m") == [{"role": "user", "content": "note d"}]
 
 
+def calling(arguments: Any, **fields: Any) -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": arguments}}],
+        **fields,
+    }
+
+
+@pytest.mark.parametrize("fields", [{}, {"content": None}])
+def test_content_may_be_null_or_absent_beside_tool_calls(fields: dict[str, Any]) -> None:
+    assert message_list({"m": [calling({"a": 1}, **fields)]}, "m") == [calling({"a": 1})]
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [('{"a": [1, null]}', {"a": [1, None]}), ("", {}), (" ", {}), ({"a": "[1]"}, {"a": "[1]"}), ({}, {})],
+)
+def test_arguments_of_a_call_are_decoded_from_json_text(text: Any, arguments: Any) -> None:
+    assert message_list({"m": [calling(text, content="x")]}, "m") == [calling(arguments, content="x")]
+    flat = {"role": "assistant", "content": "x", "tool_calls": [{"name": "f", "arguments": text}]}
+    assert message_list({"m": [flat]}, "m")[0]["tool_calls"] == [{"name": "f", "arguments": arguments}]
+
+
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
@@ -29,6 +52,11 @@ def test_text_parts_are_joined() -> None:
         (["hi"], "messages[0]: expected an object with role and content, found text"),
         ([{"role": "user", "content": None}], "messages[0].content: expected text, found null"),
         ([{"role": "user"}], "messages[0].content: expected text, found null"),
+        ([{"role": "assistant", "tool_calls": []}], "messages[0].content: expected text, found null"),
+        ([calling("{")], "messages[0].tool_calls[0].function.arguments: not valid JSON at column 2"),
+        ([calling("[1]")], "messages[0].tool_calls[0].function.arguments: expected a JSON object, found a list"),
+        ([{"from": "human", "value": None}], "messages[0].value: expected text, found null"),
+        ([{"from": 1, "value": "a"}], "messages[0].from: expected text, found the number 1"),
         ([{"role": "user", "content": "a"}, {"role": "user", "content": 1}], "messages[1].content: expected text"),
         ([{"role": 1, "content": "a"}], "messages[0].role: expected text, found the number 1"),
         ([{"content": "a"}], "messages[0].role: expected text, found null"),

@@ -49,8 +49,8 @@ def chat(content: str) -> str:
 
 
 def encode_content(name: str, content: str, render: Callable[[str], str] = chat) -> list[int]:
-    escaped, literals = ENCODERS[name].control_tokens.escape(content)
-    return ENCODERS[name].encode_chat(render(escaped), literals)
+    marks = ENCODERS[name].control_tokens.marks([content])
+    return ENCODERS[name].encode_chat(render(marks.mark(content)), marks)
 
 
 def without_specials(name: str, removed: tuple[str, ...]) -> Tokenizer:
@@ -66,7 +66,7 @@ def without_specials(name: str, removed: tuple[str, ...]) -> Tokenizer:
 @examples(60)
 @given(content=plain_texts)
 def test_a_clean_chat_has_the_ids_of_the_whole_text(name: str, content: str) -> None:
-    assert ENCODERS[name].encode_chat(chat(content), {}) == whole(name, chat(content))
+    assert ENCODERS[name].encode_chat(chat(content)) == whole(name, chat(content))
 
 
 @every_tokenizer
@@ -91,31 +91,36 @@ def test_clean_segments_beside_control_text_have_their_ids_too(name: str, conten
 @given(pieces=st.lists(st.one_of(st.text(max_size=4), st.sampled_from(SPECIALS)), max_size=12))
 def test_any_text_is_restored_and_has_no_control_token(name: str, pieces: list[str]) -> None:
     content = "".join(pieces)
-    ids = encode_content(name, content, lambda escaped: escaped)
+    ids = encode_content(name, content, lambda marked: marked)
     assert TOKENIZERS[name].decode(ids, clean_up_tokenization_spaces=False) == content
     assert not set(ids) & set(TOKENIZERS[name].all_special_ids)
 
 
 @every_tokenizer
+@examples(60)
+@given(content=plain_texts)
+def test_marks_without_control_text_change_no_id(name: str, content: str) -> None:
+    assert encode_content(name, content) == whole(name, chat(content))
+
+
+@every_tokenizer
 def test_a_segment_is_encoded_the_same_from_the_cache(name: str) -> None:
     encoder = TextEncoder(TOKENIZERS[name])
-    assert (
-        encoder.encode_chat(chat("Hello"), {}) == encoder.encode_chat(chat("Hello"), {}) == whole(name, chat("Hello"))
-    )
+    assert encoder.encode_chat(chat("Hello")) == encoder.encode_chat(chat("Hello")) == whole(name, chat("Hello"))
 
 
 @pytest.mark.parametrize("cache_chars", [0, 8, 1000])
 def test_ids_do_not_depend_on_the_size_of_the_cache(cache_chars: int) -> None:
     encoder = TextEncoder(TOKENIZERS["merging"], cache_chars=cache_chars)
     for content in ("Hello", "the", "Hello there", "Hello", "the"):
-        assert encoder.encode_chat(chat(content), {}) == whole("merging", chat(content))
+        assert encoder.encode_chat(chat(content)) == whole("merging", chat(content))
 
 
 def test_whitespace_that_a_control_token_takes_is_not_encoded() -> None:
     tokenizer = merging_tokenizer()
     tokenizer.add_tokens([AddedToken("<sep>", lstrip=True, rstrip=True)], special_tokens=True)
     text = "a \n<sep> \tb<|im_end|> <sep>\n\n<sep>"
-    assert TextEncoder(tokenizer).encode_chat(text, {}) == tokenizer.encode(text, add_special_tokens=False)
+    assert TextEncoder(tokenizer).encode_chat(text) == tokenizer.encode(text, add_special_tokens=False)
 
 
 @every_tokenizer
@@ -135,9 +140,9 @@ def test_control_text_that_cannot_be_encoded_literally_is_refused() -> None:
     backend.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
     backend.add_special_tokens([AddedToken(text, special=True) for text in ("<eos>", "<bos>", "<pad>")])
     encoder = TextEncoder(wrap_tokenizer(backend, None))
-    escaped, literals = encoder.control_tokens.escape("a<eos>")
+    marks = encoder.control_tokens.marks([])
     with pytest.raises(RowError, match="'<eos>'"):
-        encoder.encode_chat(escaped, literals)
+        encoder.encode_chat(marks.mark("a<eos>"), marks)
 
 
 def test_a_tokenizer_that_cannot_be_split_encodes_clean_text_whole_and_refuses_control_text() -> None:
@@ -145,10 +150,10 @@ def test_a_tokenizer_that_cannot_be_split_encodes_clean_text_whole_and_refuses_c
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens([AddedToken("<word>", single_word=True)], special_tokens=True)
     encoder = TextEncoder(tokenizer)
-    assert encoder.encode_chat("a<word>b", {}) == [*b"a<word>b"]
-    escaped, literals = encoder.control_tokens.escape("a<eos>")
+    assert encoder.encode_chat("a<word>b") == [*b"a<word>b"]
+    marks = encoder.control_tokens.marks([])
     with pytest.raises(RowError, match="'<eos>', which this tokenizer cannot encode"):
-        encoder.encode_chat(escaped, literals)
+        encoder.encode_chat(marks.mark("a<eos>"), marks)
 
 
 def test_truncation_and_padding_of_the_tokenizer_file_are_ignored() -> None:

@@ -41,6 +41,12 @@ def sampling(value: str) -> str:
     return f"{GOOD}sampling:\n  {value}\n"
 
 
+def chat(line: str) -> str:
+    """Return a job whose line 5 is `line` in the section input."""
+    section = f"input:\n  path: in.parquet\n  prompt: question\n  {line}\n"
+    return f"model: {{path: some/model}}\n{section}output: {{path: out}}\n"
+
+
 def test_small_job_has_defaults_and_sources() -> None:
     job = load(GOOD + "engine: {block_size: 32}\n")
     assert (job.spec.engine.block_size, job.spec.engine.order) == (32, "prefix")
@@ -161,10 +167,73 @@ def test_value_is_used_as_yaml_1_2_reads_it(line: str, value: object) -> None:
             "job.yaml:2: input: expected exactly one of prompt, messages, text, token_ids, template; "
             "got prompt and text",
         ),
+        (
+            GOOD.replace("question", "a, system: b, system_template: c"),
+            "job.yaml:2: input: expected at most one of system and system_template; got both",
+        ),
+        (
+            GOOD.replace("prompt: question", "text: a, tools: b"),
+            "job.yaml:2: input: tools can be used with prompt or messages or template, not with text",
+        ),
+        (
+            GOOD.replace("question", "a, continue_final_message: true"),
+            "job.yaml:2: input: continue_final_message can be used with messages, not with prompt",
+        ),
     ],
 )
 def test_wrong_section_or_path_is_named(text: str, problem: str) -> None:
     assert problems(text) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("tools: calls", "calls"),
+        ("tools: [{type: function, strict: true}]", ({"type": "function", "strict": True},)),
+        ("documents: []", ()),
+        ("chat_template_kwargs: arguments", "arguments"),
+        ("chat_template_kwargs: {enable_thinking: false, n: [1, null]}", {"enable_thinking": False, "n": [1, None]}),
+    ],
+)
+def test_value_for_the_chat_template_is_a_column_or_written_in_the_file(line: str, value: object) -> None:
+    assert getattr(load(chat(line)).spec.input, line.split(":")[0]) == value
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("tools: {a: 1}", "tools: expected a list, got a section"),
+        ("tools: [{}, x]", "tools[1]: expected keys with values, got x"),
+        ("chat_template_kwargs: [1]", "chat_template_kwargs: expected keys with values, got a list"),
+        ("chat_template_kwargs: {tools: []}", "chat_template_kwargs: tools cannot be set here; use input.tools"),
+        ("chat_template: ./no.jinja", "chat_template: no such file: {folder}/no.jinja"),
+        ("chat_template: plain.txt", "chat_template: {folder}/plain.txt is not a Jinja template"),
+        ("chat_template: latin.jinja", "chat_template: {folder}/latin.jinja is not UTF-8 text; save it as UTF-8"),
+        ("chat_template: ./", "chat_template: {folder} cannot be read: Is a directory"),
+    ],
+)
+def test_wrong_value_for_the_chat_template_is_named(tmp_path: Path, line: str, problem: str) -> None:
+    Path("plain.txt").write_text("no markup")
+    Path("latin.jinja").write_bytes(b"\xff {{ a }}")
+    (found,) = problems(chat(line))
+    assert found.startswith(f"job.yaml:5: input.{problem.format(folder=tmp_path.resolve())}")
+
+
+def test_chat_template_file_is_read_and_a_name_is_kept(tmp_path: Path) -> None:
+    """The text of the file is what counts later: a resumed run compares it, and a verification renders it."""
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    (folder / "mine.jinja").write_bytes(b"\xef\xbb\xbf{{ messages }}\n")
+    (folder / "without_suffix").write_text("{% x %}")
+    for value, template in {
+        "mine.jinja": "{{ messages }}\n",
+        "../jobs/mine.jinja": "{{ messages }}\n",
+        "without_suffix": "{% x %}",
+        "tool_use": "tool_use",
+        '"{{ a }}"': "{{ a }}",
+    }.items():
+        (folder / "job.yaml").write_text(chat(f"chat_template: {value}"))
+        assert load_job("jobs/job.yaml").spec.input.chat_template == template
 
 
 def test_literal_backslash_n_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,12 +16,13 @@ import pyarrow as pa
 
 from batchgen.errors import InputError, RowError
 from batchgen.io.input import strict_json
-from batchgen.spec.user_template import parse_user_template
+from batchgen.spec.user_template import parse_system_template, parse_user_template
 
 if TYPE_CHECKING:
     from batchgen.spec.job_spec import InputSpec
 
-_SETTINGS = ("id", "system", "prompt", "messages", "text", "token_ids", "sampling")
+CHAT_SETTINGS = ("tools", "documents", "chat_template_kwargs")  # a column, or the value of every row
+_SETTINGS = ("id", "system", "prompt", "messages", "text", "token_ids", "sampling", *CHAT_SETTINGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,10 @@ class PromptColumns:
             if isinstance(value, str):
                 value, null_is_absent = _parse_json(value), False
             return _sampling_values(value, null_is_absent)
+        if setting in CHAT_SETTINGS:
+            if isinstance(value, str):
+                return _parse_json(value)
+            return _drop_inner_nulls(value, depth=2) if null_is_absent else value
         if setting != "messages":
             return value
         if isinstance(value, str):
@@ -52,9 +57,11 @@ class PromptColumns:
 
 def prompt_columns(spec: InputSpec) -> PromptColumns:
     """Return the columns that the job file names, directly or in its template. Raises SpecError for a bad template."""
-    named = {column: name for name in _SETTINGS if (column := getattr(spec, name)) is not None}
+    named = {column: name for name in _SETTINGS if isinstance(column := getattr(spec, name), str)}
     in_template = () if spec.template is None else sorted(parse_user_template(spec.template).columns)
-    return PromptColumns({**dict.fromkeys(in_template, "template"), **named})
+    in_system = () if spec.system_template is None else sorted(parse_system_template(spec.system_template).columns)
+    in_templates = dict.fromkeys(in_system, "system_template") | dict.fromkeys(in_template, "template")
+    return PromptColumns({**in_templates, **named})
 
 
 def missing_column(location: object, setting: str, column: str, present: Iterable[str]) -> InputError:

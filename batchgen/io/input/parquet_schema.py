@@ -69,6 +69,10 @@ def _expected_type(setting: str, type: pa.DataType) -> str | None:
         return "a list of {role, content}, or text that holds one as JSON"
     if setting == "sampling" and not (_is_text_or_bytes(type) or pa.types.is_struct(type)):
         return "a struct of sampling keys, or text that holds one as JSON"
+    if setting in ("tools", "documents") and not (_is_text_or_bytes(type) or _is_list_of(type, pa.types.is_struct)):
+        return "a list of objects, or text with one as JSON"
+    if setting == "chat_template_kwargs" and not (_is_text_or_bytes(type) or pa.types.is_struct(type)):
+        return "a struct of variables, or text with one as JSON"
     if setting == "token_ids" and not _is_list_of(type, pa.types.is_integer):
         return "a list of integers"
     return None

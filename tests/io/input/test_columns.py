@@ -26,6 +26,28 @@ def test_template_names_its_variables() -> None:
     assert dict(columns.settings) == {"choices": "template", "question": "template", "rules": "system"}
 
 
+def test_system_template_names_its_variables_and_plain_text_none() -> None:
+    columns = columns_of(prompt="question", system_template="Write {{ lang }}.")
+    assert dict(columns.settings) == {"lang": "system_template", "question": "prompt"}
+    assert dict(columns_of(prompt="question", system_template="Be brief.").settings) == {"question": "prompt"}
+
+
+def test_only_the_name_of_a_column_of_the_chat_template_is_one() -> None:
+    columns = columns_of(prompt="question", tools="calls", documents=[{"a": 1}], chat_template_kwargs={"b": 1})
+    assert dict(columns.settings) == {"question": "prompt", "calls": "tools"}
+
+
+def test_values_for_the_chat_template_as_structs_and_as_json_text() -> None:
+    """A null field is absent where all rows share one struct; in JSON it is what was written."""
+    columns = columns_of(prompt="question", tools="calls", chat_template_kwargs="arguments")
+    tools = [{"name": b"a", "x": None, "y": {"z": None}}]
+    assert columns.plain("calls", tools, null_is_absent=True) == [{"name": "a", "y": {}}]
+    assert columns.plain("calls", '[{"name": "a", "x": null}]', null_is_absent=True) == [{"name": "a", "x": None}]
+    assert columns.plain("arguments", {"a": None, "b": False}, null_is_absent=True) == {"b": False}
+    with pytest.raises(RowError, match="not valid JSON"):
+        columns.plain("arguments", "a")
+
+
 def test_an_id_may_be_bytes_that_are_not_text() -> None:
     columns = columns_of(prompt="prompt", id="key")
     assert (columns.plain("key", b"a1"), columns.plain("key", b"\xff")) == ("a1", b"\xff")
