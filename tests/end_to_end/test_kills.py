@@ -20,7 +20,7 @@ from batchgen.job import run as run_room
 from batchgen.plan.token_store import TokenStore
 from tests.end_to_end.harness import TinyRunner, answers, prompts
 from tests.end_to_end.interrupted import (
-    AT_ONCE,
+    MANY_AT_ONCE,
     NUM_ROWS,
     Stop,
     chunks,
@@ -43,7 +43,7 @@ def kill_and_compare(run_tiny: TinyRunner, num_kills: int) -> None:
     tokens = max(24, 4 * num_kills)  # the more kills, the longer the job
     job_file = write_long_job(run_tiny, num_rows=400, tokens=tokens)
     folder, instants, num_generated = job_file.with_suffix(""), random.Random(1), 0
-    uninterrupted = run_tiny.run_file(job_file, [f"output.path={run_tiny.folder / 'uninterrupted'}", *AT_ONCE])
+    uninterrupted = run_tiny.run_file(job_file, [f"output.path={run_tiny.folder / 'uninterrupted'}", *MANY_AT_ONCE])
     for _ in range(num_kills):
         committed = num_committed(folder)
         session = start(job_file)
@@ -54,7 +54,7 @@ def kill_and_compare(run_tiny: TinyRunner, num_kills: int) -> None:
         rows = [row for path in chunks(folder) for row in pq.read_table(path)["row_index"].to_pylist()]
         assert len(rows) == len({*rows})  # a committed row is not generated again
     assert num_generated == num_committed(folder)
-    result = run_tiny.run_file(job_file, AT_ONCE)
+    result = run_tiny.run_file(job_file, MANY_AT_ONCE)
     assert result.exit_code == 3
     assert answers(result) == answers(uninterrupted)
     assert (result.report["num_rows"], result.report["num_failed"]) == (400, 10)
@@ -144,7 +144,7 @@ def test_signal_commits_and_the_same_command_continues(run_tiny: TinyRunner, sig
     assert session.stderr.splitlines()[-1].endswith("run the same command again to continue")
     assert "Traceback" not in session.stderr
     assert not (job_file.with_suffix("") / ".state/lock").exists()
-    result = run_tiny.run_file(job_file, AT_ONCE)
+    result = run_tiny.run_file(job_file, MANY_AT_ONCE)
     assert result.report["num_resumed_rows"] >= 8
     assert len(result.rows) == NUM_ROWS
 
@@ -157,4 +157,4 @@ def test_second_run_at_once_is_refused_and_works_after_a_kill(run_tiny: TinyRunn
     session.kill()
     assert refused.exit_code == 2
     assert f"process {session.process.pid} on " in refused.error
-    assert run_tiny.run_file(job_file, AT_ONCE).report["num_resumed_rows"] > 0
+    assert run_tiny.run_file(job_file, MANY_AT_ONCE).report["num_resumed_rows"] > 0
