@@ -5,6 +5,7 @@ Test modules give models and tokenizers as functions; each pair is saved once a 
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +17,14 @@ import pyarrow.parquet as pq
 from click.testing import CliRunner
 from click.testing import Result as CliResult
 from ruamel.yaml import YAML
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from batchgen.cli import main
 from batchgen.errors import BatchgenError
 from batchgen.job.run import run_job
 from batchgen.spec.load import load_job
-from tests.tiny_models import byte_tokenizer, save_model, table_model, upper_table
+from tests.prompts.tokenizer_kinds import metaspace
+from tests.tiny_models import TAIL, byte_tokenizer, save_model, table_model, upper_table
 
 MakeModel = Callable[[], PreTrainedModel]
 MakeTokenizer = Callable[[], PreTrainedTokenizerFast]
@@ -205,3 +207,20 @@ def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 def answers(result: Result) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key != "cached_tokens"} for row in result.rows]
+
+
+def drops_spaces() -> PreTrainedTokenizerFast:
+    """Its decoder drops the space of the first token."""
+    tokenizer = metaspace("always")
+    tokenizer.chat_template = TAIL
+    return tokenizer
+
+
+def cat_model() -> LlamaForCausalLM:
+    """Answers any prompt of `drops_spaces` with the tokens of " cat", a comma and " yes", and ends."""
+    ids = drops_spaces().get_vocab()
+    words = [ids["\u2581cat"], ids[","], ids["\u2581yes,"], ids["<eos>"]]
+    return table_model(dict.fromkeys(range(len(ids)), words[0]) | dict(itertools.pairwise(words)))
+
+
+CATS = {"eos_token_id": [drops_spaces().get_vocab()["<eos>"]]}

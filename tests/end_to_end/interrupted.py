@@ -1,4 +1,4 @@
-"""Runs that end before they are done: in a process that gets a signal, or in this one behind a given row.
+"""Runs that end before they are done: in a process that gets a signal, or in this one after a given row.
 
 The processes are forked from one that imports torch and transformers once a session: that takes seconds.
 """
@@ -34,15 +34,15 @@ from tests.tiny_models import uniform_model
 ROOT = Path(__file__).resolve().parents[2]
 NUM_ROWS = 80
 TOKENS = 80
-ONE_BY_FOUR = {"max_num_seqs": 4, "attention": "torch"}  # slow enough for a signal to arrive in time
-AT_ONCE = ["engine.max_num_seqs=64"]  # for a run that is not interrupted; how many run at once changes no answer
+FOUR_AT_ONCE = {"max_num_seqs": 4, "attention": "torch"}  # slow enough for a signal to arrive in time
+MANY_AT_ONCE = ["engine.max_num_seqs=64"]  # for a run that is not interrupted; how many run at once changes no answer
 
 
 def write_long_job(run_tiny: TinyRunner, *, num_rows: int = NUM_ROWS, tokens: int = TOKENS, **job: Any) -> Path:
-    """Sampled, so that an answer depends on its row's draws; every 40th row is bad."""
+    """Write a job that samples, so that an answer depends on its row's draws; every 40th row is bad."""
     rows = [{"prompt": None if n % 40 == 39 else f"row {n}"} for n in range(num_rows)]
     sampling = {"temperature": 1, "max_tokens": tokens, "ignore_eos": True, "seed": 3}
-    return run_tiny.write(rows, model=uniform_model, sampling=sampling, **{"engine": ONE_BY_FOUR, **job})
+    return run_tiny.write(rows, model=uniform_model, sampling=sampling, **{"engine": FOUR_AT_ONCE, **job})
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class Session:
         os.kill(self.process.pid, signum)
 
     def wait(self) -> int:
-        """The exit code, or the number of the signal that killed it, negative."""
+        """Return the exit code, or minus the number of the signal that killed it."""
         self.process.join(60)
         assert self.process.exitcode is not None, "the process does not end"
         return self.process.exitcode
 
 
 def start(job_file: Path, *, rows_per_chunk: int = 4, prepare: Callable[[], None] | None = None) -> Session:
-    """Start a run with chunks so small that a short job has many commits; `prepare` is called first, over there."""
+    """Start a run with chunks so small that a short job has many commits; `prepare` is called in its process first."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "kernels")])):
@@ -126,7 +126,7 @@ class Stop(BaseException):
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, num_rows: int | None) -> None:
-    """From now on runs commit row by row and die behind so many outputs; None: they live."""
+    """From now on runs commit row by row and die after so many outputs; None: they no longer do."""
     monkeypatch.undo()
     if num_rows is None:
         return

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tests.end_to_end.harness import TinyRunner, prompts
-from tests.prompts.tokenizer_kinds import metaspace
-from tests.tiny_models import EOS, IM_END, TAIL, byte_tokenizer, script, table_model
+from tests.end_to_end.harness import CATS, TinyRunner, cat_model, drops_spaces, prompts
+from tests.tiny_models import EOS, IM_END, byte_tokenizer, script, table_model
 
 
 def turns_model() -> LlamaForCausalLM:
@@ -22,23 +21,6 @@ def without_end_token() -> PreTrainedTokenizerFast:
     tokenizer = byte_tokenizer()
     tokenizer.eos_token = None
     return tokenizer
-
-
-def drops_spaces() -> PreTrainedTokenizerFast:
-    """Its decoder drops the space of the first token."""
-    tokenizer = metaspace("always")
-    tokenizer.chat_template = TAIL
-    return tokenizer
-
-
-def cat_model() -> LlamaForCausalLM:
-    """Answers any prompt of `drops_spaces` with the tokens of " cat", a comma and " yes", and ends."""
-    ids = drops_spaces().get_vocab()
-    words = [ids["\u2581cat"], ids[","], ids["\u2581yes,"], ids["<eos>"]]
-    return table_model(dict.fromkeys(range(len(ids)), words[0]) | dict(itertools.pairwise(words)))
-
-
-CATS = {"eos_token_id": [drops_spaces().get_vocab()["<eos>"]]}
 
 
 SPECIAL_STOPS: list[tuple[dict[str, Any], str, int]] = [

@@ -17,7 +17,7 @@ LATE: list[dict[str, Any]] = [
     {"stop": ["e", "a"], "min_tokens": 5, "max_tokens": 9, "temperature": 1.5},
     {"max_tokens": 1},
 ]
-AT_ONCE: list[dict[str, Any]] = [
+MANY_AT_ONCE: list[dict[str, Any]] = [
     {"repetition_penalty": 1.3, "presence_penalty": 0.5},
     {"bad_words": ["ab", "e"], "temperature": 1.0},
     {"structured": {"regex": "[a-c]{2,5}"}, "n": 2, "temperature": 1.0},
@@ -25,7 +25,7 @@ AT_ONCE: list[dict[str, Any]] = [
 COLUMNS = ["completion", "finish_reason", "error", "prompt_tokens", "completion_tokens", "sample_index"]
 
 
-@pytest.mark.parametrize("own", [LATE, LATE + AT_ONCE], ids=["late", "mixed"])
+@pytest.mark.parametrize("own", [LATE, LATE + MANY_AT_ONCE], ids=["late", "mixed"])
 @pytest.mark.parametrize("engine", [{}, {"num_blocks": 12, "expected_tokens": 1}], ids=["room", "preempted"])
 def test_the_same_comes_out_of_a_job(
     run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch, engine: dict[str, int], own: list[dict[str, Any]]

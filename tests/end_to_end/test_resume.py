@@ -1,175 +1,27 @@
-"""A run that is ended at any instant, by any signal, goes on where it stopped; a changed job is refused by name."""
+"""A run that was stopped continues where it stopped; a changed job is refused, and what changed is named."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import random
 import re
 import shutil
 import signal
-import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
-from click.testing import Result as CliResult
 
-from batchgen.cli import main
-from batchgen.io.output.lock import RunLock
 from batchgen.io.output.writers import ResultWriter
 from batchgen.job import run as run_room
 from batchgen.job.interrupt import Interrupt, Interrupted
-from batchgen.plan.token_store import TokenStore
 from batchgen.spec.load import load_job
 from tests.end_to_end.harness import TinyRunner, answers, cli_run, prompts, snapshot
 from tests.end_to_end.interrupted import (
-    AT_ONCE,
-    NUM_ROWS,
-    Stop,
-    chunks,
-    num_committed,
-    start,
     stopped,
-    wait_for_chunks,
-    write_long_job,
 )
 from tests.tiny_models import uniform_model
-
-
-@pytest.mark.slow
-def test_killed_at_random_instants_it_ends_as_an_unbroken_run(run_tiny: TinyRunner) -> None:
-    kill_and_compare(run_tiny, int(os.environ.get("BATCHGEN_KILLS", "6")))
-
-
-def kill_and_compare(run_tiny: TinyRunner, num_kills: int) -> None:
-    """Kill a job of 400 rows at so many instants, and hold what it becomes against an unbroken run of it."""
-    tokens = max(24, 4 * num_kills)  # the more kills, the longer the job
-    job_file = write_long_job(run_tiny, num_rows=400, tokens=tokens)
-    folder, instants, num_generated = job_file.with_suffix(""), random.Random(1), 0
-    uninterrupted = run_tiny.run_file(job_file, [f"output.path={run_tiny.folder / 'uninterrupted'}", *AT_ONCE])
-    for _ in range(num_kills):
-        committed = num_committed(folder)
-        session = start(job_file)
-        wait_for_chunks(job_file, 1 + len(chunks(folder)))
-        time.sleep(instants.random() * 0.1)
-        session.kill()
-        num_generated += num_committed(folder) - committed
-        rows = [row for path in chunks(folder) for row in pq.read_table(path)["row_index"].to_pylist()]
-        assert len(rows) == len({*rows})  # a committed row is not generated again
-    assert num_generated == num_committed(folder)
-    result = run_tiny.run_file(job_file, AT_ONCE)
-    assert result.exit_code == 3
-    assert answers(result) == answers(uninterrupted)
-    assert (result.report["num_rows"], result.report["num_failed"]) == (400, 10)
-    assert result.report["num_resumed_rows"] == num_generated
-    assert not (folder / ".state").exists()
-
-
-def fail_from(patch: pytest.MonkeyPatch, number: int, error: Callable[[], BaseException]) -> list[int]:
-    """From now on every write, fsync and rename from this number on fails; the list grows with each. 0: none fails.
-
-    A kill leaves no later one, and a full disk stays full.
-    """
-    calls: list[int] = []
-
-    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            calls.append(number)
-            if 0 < number <= len(calls):
-                raise error()
-            return function(*arguments, **options)
-
-        return call
-
-    patch.setattr(os, "fsync", counted(os.fsync))
-    for holder, name in [
-        (Path, "replace"),
-        (Path, "write_text"),
-        (pq.ParquetWriter, "write_batch"),
-        (pq.ParquetWriter, "write_table"),
-        (TokenStore, "_write"),
-    ]:
-        patch.setattr(holder, name, counted(getattr(holder, name)))
-    patch.setattr(run_room, "ResultWriter", partial(ResultWriter, rows_per_chunk=3))
-    patch.setattr(run_room, "render_page", lambda artifact: "page")  # drawing it would take most of the time
-    return calls
-
-
-def disk_full() -> OSError:
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("error", [Stop, disk_full])
-def test_stopped_at_any_write_fsync_or_rename_it_ends_as_an_unbroken_run(
-    run_tiny: TinyRunner, error: Callable[[], BaseException]
-) -> None:
-    sampling = {"temperature": 1, "seed": 3}
-    rows = [*prompts(*(f"row {n}" for n in range(7))), {"prompt": None}]
-    job_file = run_tiny.write(rows, model=uniform_model, sampling=sampling)
-    with pytest.MonkeyPatch.context() as patch:
-        calls = fail_from(patch, 0, error)
-        uninterrupted = run_tiny.run_file(job_file)
-        num_calls = len(calls)
-    assert num_calls > 40
-    exit_codes = []
-    for number in range(1, num_calls + 1):
-        override = f"output.path={run_tiny.folder / str(number)}"
-        with pytest.MonkeyPatch.context() as patch:
-            fail_from(patch, number, error)
-            if error is Stop:
-                with pytest.raises(Stop):
-                    run_tiny.run_file(job_file, [override])
-            else:
-                result = run_tiny.run_file(job_file, [override])
-                exit_codes.append(result.exit_code)
-                assert "No space left on device" in result.error
-        with pytest.MonkeyPatch.context() as patch:
-            fail_from(patch, 0, error)
-            result = run_tiny.run_file(job_file, [override])
-        assert (number, result.exit_code, result.error) == (number, 3, "")
-        assert answers(result) == answers(uninterrupted)
-        assert (result.report["num_ok"], result.report["num_failed"]) == (7, 1)
-    if error is disk_full:  # refused before generating, and stopped after it had begun
-        assert exit_codes == sorted(exit_codes)
-        assert set(exit_codes) == {2, 4}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_signal_commits_and_the_same_command_continues(run_tiny: TinyRunner, signum: int, code: int) -> None:
-    """SIGTERM is what `timeout`, a scheduler or a container that is stopped sends."""
-    job_file = write_long_job(run_tiny)
-    session = start(job_file)
-    wait_for_chunks(job_file, 2)
-    begin = time.monotonic()
-    session.send_signal(signum)
-    assert session.wait() == code, session.stderr
-    assert time.monotonic() - begin < 10
-    assert session.stderr.splitlines()[-1].endswith("run the same command again to continue")
-    assert "Traceback" not in session.stderr
-    assert not (job_file.with_suffix("") / ".state/lock").exists()
-    result = run_tiny.run_file(job_file, AT_ONCE)
-    assert result.report["num_resumed_rows"] >= 8
-    assert len(result.rows) == NUM_ROWS
-
-
-@pytest.mark.slow
-def test_second_run_at_once_is_refused_and_works_after_a_kill(run_tiny: TinyRunner) -> None:
-    job_file = write_long_job(run_tiny)
-    session = start(job_file)
-    wait_for_chunks(job_file, 2)
-    refused = run_tiny.run_file(job_file)
-    session.kill()
-    assert refused.exit_code == 2
-    assert f"process {session.process.pid} on " in refused.error
-    assert run_tiny.run_file(job_file, AT_ONCE).report["num_resumed_rows"] > 0
 
 
 def test_committed_rows_are_not_generated_again(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,82 +168,6 @@ def test_signal_before_the_first_row_leaves_nothing(run_tiny: TinyRunner, monkey
     with pytest.raises(Interrupted), Interrupt() as interrupt:
         run_room.run_job(load_job(job_file), quiet=True, interrupt=interrupt)
     assert list(job_file.with_suffix("").iterdir()) == []
-
-
-def command(*arguments: object) -> CliResult:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def test_status_of_a_stopped_and_of_a_finished_run(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    job_file = stopped(run_tiny, monkeypatch)
-    folder = job_file.with_suffix("")
-    shown = command("status", folder)
-    assert (shown.exit_code, shown.stdout.splitlines()[1]) == (0, "committed=3 ok=3 failed=0")
-    assert "not running" in shown.stdout
-    lock = RunLock(folder / ".state/lock")
-    lock.acquire()
-    assert f"running: process {os.getpid()} on " in command("status", folder).stdout
-    lock.release()
-    run_tiny.run_file(job_file)
-    assert command("status", folder).stdout == "finished\nok=8 failed=0\n"
-
-
-def test_export_gives_the_committed_rows_in_input_order(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    job_file = stopped(run_tiny, monkeypatch, 5)
-    partial = run_tiny.folder / "partial"
-    assert command("export", job_file.with_suffix(""), "--to", partial).stdout == "rows=5\n"
-    exported = pq.read_table(partial).to_pylist()
-    finished = run_tiny.run_file(job_file)
-    rows = [row["row_index"] for row in exported]
-    assert rows == sorted({*rows})
-    assert [row["completion"] for row in exported] == [finished.completions[row] for row in rows]
-    again = command("export", finished.folder, "--to", run_tiny.folder / "late")
-    assert (again.exit_code, again.stderr.count("the run is finished")) == (2, 1)
-
-
-def test_export_writes_into_no_folder_that_holds_something(
-    run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job_file = stopped(run_tiny, monkeypatch)
-    result = command("export", job_file.with_suffix(""), "--to", run_tiny.folder)
-    assert (result.exit_code, result.stderr.count("is not empty")) == (2, 1)
-
-
-def test_folder_without_a_run_has_no_status(tmp_path: Path) -> None:
-    assert command("status", tmp_path).exit_code == 2
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-@pytest.mark.parametrize("format", ["parquet", "jsonl"])
-def test_export_with_the_job_file_has_the_inputs_columns(
-    run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch, format: str
-) -> None:
-    output, sampling = {"format": format, "prefix": "gen_"}, {"temperature": 1, "seed": 1}
-    job_file = stopped(run_tiny, monkeypatch, output=output, sampling=sampling)
-    partial = run_tiny.folder / "partial"
-    export = ("export", job_file.with_suffix(""), "--to", partial, "--job", job_file)
-    assert command(*export).stdout == "rows=3\n"
-    (part,) = partial.iterdir()
-    rows = pq.read_table(part).to_pylist() if format == "parquet" else read_lines(part)
-    finished = run_tiny.run_file(
-        job_file, [f"output.path={run_tiny.folder / 'uninterrupted'}", "output.format=parquet"]
-    )
-    answer_of = {row["prompt"]: row["gen_completion"] for row in finished.rows}
-    assert [row["prompt"] for row in rows] == sorted(row["prompt"] for row in rows)
-    assert len(rows) == 3
-    assert [row["gen_completion"] for row in rows] == [answer_of[row["prompt"]] for row in rows]
-
-
-def test_export_refuses_an_input_that_was_changed(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    job_file = stopped(run_tiny, monkeypatch)
-    path = job_file.with_name(f"{job_file.stem}-in.jsonl")
-    path.write_bytes(path.read_bytes().replace(b"row 0", b"row X"))
-    result = command("export", job_file.with_suffix(""), "--to", run_tiny.folder / "partial", "--job", job_file)
-    assert result.exit_code == 2
-    assert f"{path}: has changed since the run began" in result.stderr
 
 
 def test_a_commit_can_come_after_every_step(run_tiny: TinyRunner, monkeypatch: pytest.MonkeyPatch) -> None:

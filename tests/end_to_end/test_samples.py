@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.harness import Result, TinyRunner, prompts
-from tests.end_to_end.interrupted import AT_ONCE, ONE_BY_FOUR, start, wait_for_chunks
+from tests.end_to_end.interrupted import FOUR_AT_ONCE, MANY_AT_ONCE, start, wait_for_chunks
 from tests.tiny_models import context_model, uniform_model
 
 SAMPLED = {"temperature": 1, "max_tokens": 16, "seed": 5, "ignore_eos": True}
@@ -78,13 +78,13 @@ def test_a_kill_between_the_samples_of_a_row_commits_none_of_them(run_tiny: Tiny
     rows = [{"prompt": f"row {n}"} for n in range(16)]
 
     def write() -> Path:
-        return run_tiny.write(rows, model=uniform_model, sampling=sampling, engine=ONE_BY_FOUR)
+        return run_tiny.write(rows, model=uniform_model, sampling=sampling, engine=FOUR_AT_ONCE)
 
-    whole, killed = run_tiny.run_file(write(), AT_ONCE), write()
+    whole, killed = run_tiny.run_file(write(), MANY_AT_ONCE), write()
     session = start(killed)
     wait_for_chunks(killed, 3)
     session.kill()
-    resumed = run_tiny.run_file(killed, AT_ONCE)
+    resumed = run_tiny.run_file(killed, MANY_AT_ONCE)
     assert resumed.report["num_resumed_rows"] > 0
     varies = ["cached_tokens"]  # what is found depends on the rows of the same session
     assert resumed.table.drop_columns(varies).equals(whole.table.drop_columns(varies))

@@ -16,8 +16,7 @@ import pytest
 from batchgen.job.plan_job import plan_job
 from batchgen.job.run import run_job
 from batchgen.spec.load import load_job
-from tests.end_to_end.harness import GREEDY, TinyRunner, prompts
-from tests.end_to_end.test_completions import CATS, cat_model, drops_spaces
+from tests.end_to_end.harness import CATS, GREEDY, TinyRunner, cat_model, drops_spaces, prompts
 from tests.tiny_models import context_model, uniform_model
 
 SCHEMA = {

@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 
 from batchgen.errors import ModelError, RowError, SpecError, TemplateError
 from tests.examples import examples
-from tests.prompts.test_encoder import encoder, error_of, row
+from tests.prompts.encoding import encoder, error_of, row
 from tests.tiny_models import BOS, CHATML, EOS, IM_END, IM_START, byte_tokenizer, metaspace_tokenizer
 
 USER = {"role": "user", "content": "count"}

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
-from batchgen.errors import ModelError, RowError
-from batchgen.io.input.rows import Row
-from batchgen.prompts.encoder import RowEncoder
-from batchgen.spec.job_spec import InputSpec
+from batchgen.errors import ModelError
+from tests.prompts.encoding import encoder, error_of, row
 from tests.tiny_models import (
     BOS,
     CHATML,
@@ -21,29 +17,9 @@ from tests.tiny_models import (
     IM_START,
     NO_SYSTEM,
     TAIL,
-    VOCAB_SIZE,
     WITH_BOS,
     byte_tokenizer,
 )
-
-NOON = datetime(2025, 1, 2, 12, 0, 0, 123456)
-
-
-def encoder(
-    tokenizer: PreTrainedTokenizerFast | None = None, *, vocab_size: int = VOCAB_SIZE, **columns: Any
-) -> RowEncoder:
-    spec = InputSpec.model_validate({"path": "rows.jsonl"} | (columns or {"prompt": "prompt"}))
-    return RowEncoder(tokenizer or byte_tokenizer(), spec, vocab_size=vocab_size, max_model_len=1000, clock=NOON)
-
-
-def row(**values: Any) -> Row:
-    return Row(2, "rows.jsonl line 3", values)
-
-
-def error_of(row_encoder: RowEncoder, bad_row: Row) -> str:
-    with pytest.raises(RowError) as caught:
-        row_encoder.encode_row(bad_row)
-    return str(caught.value)
 
 
 def test_a_prompt_is_the_user_turn_of_the_chat_template() -> None:
