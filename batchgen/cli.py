@@ -23,7 +23,7 @@ from batchgen import __version__
 from batchgen.console import echo, protect_console
 from batchgen.errors import BatchgenError
 from batchgen.job.interrupt import Interrupt, Interrupted, ignore_hangup
-from batchgen.log import LogFormat, event, log_to_stderr
+from batchgen.log import LogFormat, adopt_library_warnings, event, log_to_stderr
 
 log = logging.getLogger("batchgen")
 
@@ -100,6 +100,8 @@ def run(
         job = load_job(job_file, overrides)
         from batchgen.job.run import run_job  # imports torch, so only after the job file is known to be good
 
+        if log_format == "json":
+            adopt_library_warnings()
         report = run_job(job, quiet=quiet or log_format == "json", interrupt=interrupt, only_failed=only == "failed")
     echo(report.table())
     echo(report.summary())
