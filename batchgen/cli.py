@@ -22,8 +22,8 @@ import click
 from batchgen import __version__
 from batchgen.console import echo, protect_console
 from batchgen.errors import BatchgenError
-from batchgen.job.interrupt import Interrupt, Interrupted
-from batchgen.log import LogFormat, event, log_to_stderr
+from batchgen.job.interrupt import Interrupt, Interrupted, ignore_hangup
+from batchgen.log import LogFormat, adopt_library_warnings, event, log_to_stderr
 
 log = logging.getLogger("batchgen")
 
@@ -49,7 +49,7 @@ class _Group(click.Group):
         except KeyboardInterrupt:
             log.warning("interrupted", extra=event("interrupted", exit_code=INTERRUPTED))
             ctx.exit(INTERRUPTED)
-        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise  # click's own
         except Exception:
             words = "%sbatchgen: this is a bug in batchgen; please report it with the lines above"
@@ -93,12 +93,15 @@ def run(
     Example: batchgen run jobs/quickstart.yaml --set sampling.seed=1 --set input.limit=100
     """
     log_to_stderr(logging.WARNING if quiet else logging.INFO, log_format)
+    ignore_hangup()
     with Interrupt() as interrupt:
         from batchgen.spec.load import load_job
 
         job = load_job(job_file, overrides)
         from batchgen.job.run import run_job  # imports torch, so only after the job file is known to be good
 
+        if log_format == "json":
+            adopt_library_warnings()
         report = run_job(job, quiet=quiet or log_format == "json", interrupt=interrupt, only_failed=only == "failed")
     echo(report.table())
     echo(report.summary())

@@ -5,42 +5,71 @@ Knows streams and file descriptors; knows nothing of what is written to them.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+
+_STDOUT, _STDERR = 1, 2
 
 
 class TolerantStream:
     """A text stream whose writes never fail: after the first failure everything written to it is dropped."""
 
     def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream  # None: there is none, or it has failed
+        self._stream = io.StringIO() if stream is None else stream
+        self._is_lost = stream is None
 
     def write(self, text: str) -> int:
-        if self._stream is not None:
+        if not self._is_lost:
             try:
-                self._stream.write(text)
-            except UnicodeEncodeError as error:
-                self._stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
+                self._write(text)
+            except BlockingIOError:
+                pass  # the reader is slow, and does not want to be waited for
             except (OSError, ValueError):  # ValueError: the stream was closed
-                self._stream = None
+                self._lose()
         return len(text)
 
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
     def flush(self) -> None:
-        if self._stream is not None:
+        if not self._is_lost:
             try:
                 self._stream.flush()
+            except BlockingIOError:
+                pass
             except (OSError, ValueError):
-                self._stream = None
+                self._lose()
 
     def isatty(self) -> bool:
         try:
-            return self._stream is not None and self._stream.isatty()
+            return not self._is_lost and self._stream.isatty()
         except (OSError, ValueError):
             return False
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+        except UnicodeEncodeError as error:
+            self._stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
+
+    def _lose(self) -> None:
+        """Drop what follows, also what libraries and child processes write to the descriptor, and what is buffered."""
+        self._is_lost = True
+        with suppress(OSError, ValueError):
+            descriptor = self._stream.fileno()
+            if descriptor in (_STDOUT, _STDERR):
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, descriptor)
+                os.close(null)
+                self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -57,8 +86,10 @@ def protect_console() -> None:
             os.fstat(descriptor)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number is this one
-    for name in ("stdout", "stderr"):
+    for name, descriptor in {"stdout": _STDOUT, "stderr": _STDERR}.items():
         stream = getattr(sys, name)
+        if stream is None:  # Python found the descriptor closed
+            stream = open(descriptor, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
         if not isinstance(stream, TolerantStream):
             setattr(sys, name, TolerantStream(stream))
 

@@ -27,6 +27,12 @@ class Interrupted(KeyboardInterrupt):
         self.exit_code = 128 + signum
 
 
+def ignore_hangup() -> None:
+    """Outlive the terminal, until this process ends; does nothing in a thread other than the main one."""
+    if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
 class Interrupt:
     """Watches for signals while it is entered; does nothing in a thread other than the main one."""
 
@@ -38,8 +44,6 @@ class Interrupt:
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():  # only this thread may set handlers
             self._previous = {signum: signal.signal(signum, self._handle) for signum in _SIGNALS}
-            if hasattr(signal, "SIGHUP"):  # a run outlives its terminal
-                self._previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -56,7 +56,7 @@ def run_job(
     signal arrives while `interrupt` is entered.
     """
     watch, started, spec = Stopwatch(), datetime.now(), job.spec
-    folder = OutputFolder(spec.output.path, spec.output.overwrite)
+    folder = OutputFolder(spec.output.path, spec.output.overwrite, spec.output.lock)
     job_started = event("job_started", job=str(job.path), output=str(folder.path))
     log.info("%s: writes to %s", job.path, folder.path, extra=job_started)
     source = open_input(spec.input)

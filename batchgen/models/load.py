@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -27,6 +29,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
     modeling_gguf_pytorch_utils,
+    modeling_utils,
 )
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.utils import logging as transformers_logging
@@ -38,6 +41,8 @@ from batchgen.models.device import available_memory, has_bfloat16
 from batchgen.models.support import refuse_unsupported
 from batchgen.spec.job_spec import ModelSpec
 from batchgen.units import format_gib
+
+log = logging.getLogger("batchgen")
 
 # Names of the context length in the configs of different families, the usual name first.
 _LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
@@ -106,7 +111,12 @@ def load_weights(info: ModelInfo, spec: ModelSpec, device: torch.device, attn_im
     options = checkpoint.options
     if checkpoint.gguf_file is not None:
         options["quantization_config"] = GgufConfig(dequantize=True)
-    with as_model_error(checkpoint, "weights"), _loading_bars_on_terminal_only(), cached_gguf_parsing(checkpoint):
+    with (
+        as_model_error(checkpoint, "weights"),
+        _loading_bars_on_terminal_only(),
+        _load_report_only_if_it_fails(),
+        cached_gguf_parsing(checkpoint),
+    ):
         # With output_loading_info it returns the model and a report, unlike its annotation.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             checkpoint.location,
@@ -118,6 +128,8 @@ def load_weights(info: ModelInfo, spec: ModelSpec, device: torch.device, attn_im
         )
         model, report = loaded
         _refuse_incomplete(checkpoint, report["missing_keys"])
+        if unused := report["unexpected_keys"]:
+            log.info("%d tensors of the checkpoint are not used, among them %s", len(unused), min(unused))
         return model.requires_grad_(False).eval().to(device)  # type: ignore[no-any-return]
 
 
@@ -261,3 +273,25 @@ def _loading_bars_on_terminal_only() -> Iterator[None]:
             yield
     finally:
         transformers_logging.set_tqdm_hook(previous)
+
+
+@contextmanager
+def _load_report_only_if_it_fails() -> Iterator[None]:
+    """Hold back transformers' report of tensors, to which the message of a failed conversion refers."""
+    logger, reports = logging.getLogger(modeling_utils.__name__), []
+
+    def hold_back(record: logging.LogRecord) -> bool:
+        if "LOAD REPORT" not in record.getMessage():
+            return True
+        reports.append(re.sub("\x1b\\[[0-9;]*m", "", record.getMessage()))
+        return False
+
+    logger.addFilter(hold_back)
+    try:
+        yield
+    except Exception:
+        for report in reports:
+            log.warning("%s", report)
+        raise
+    finally:
+        logger.removeFilter(hold_back)

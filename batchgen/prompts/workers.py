@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import connection, parent_process
+from contextlib import contextmanager
+from multiprocessing import connection, parent_process, resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
 
 from batchgen.errors import BatchgenError
@@ -32,14 +33,6 @@ _encoder: RowEncoder  # set in worker processes only
 
 
 class _Worker(SpawnProcess):
-    def start(self) -> None:
-        """Start with the signals blocked that `_init_worker` ignores: Ctrl-C during the imports prints no traceback."""
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        try:
-            super().start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
     def terminate(self) -> None:
         """Kill the worker: a broken pool terminates the others and waits for them, but workers ignore SIGTERM."""
         self.kill()
@@ -78,11 +71,14 @@ def encode_in_order(
 def _encode_in_workers(
     batches: Iterator[Sequence[Row]], encoder: RowEncoder, num_workers: int
 ) -> Generator[RowsAndPrompts]:
+    resource_tracker.ensure_running()  # here, since it unblocks signals
     pool = ProcessPoolExecutor(num_workers, _WorkerContext(), _init_worker, (encoder,))
     in_flight: deque[tuple[Sequence[Row], Future[Prompts]]] = deque()
     try:
         for rows in batches:
-            in_flight.append((rows, pool.submit(_encode, rows)))
+            with _signals_held_back():
+                future = pool.submit(_encode, rows)  # may start a worker
+            in_flight.append((rows, future))
             if len(in_flight) == 2 * num_workers:
                 yield _oldest(in_flight)
         while in_flight:
@@ -95,6 +91,28 @@ def _encode_in_workers(
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Handle SIGINT and SIGTERM after the block. Workers that it starts have them blocked until they ignore them.
+
+    Otherwise Ctrl-C would end a worker during its imports, or end this process's start of a worker halfway; either
+    prints tracebacks. Blocking is not enough here: other threads of this process receive the signal.
+    """
+    arrived: list[int] = []
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {signum: signal.signal(signum, lambda number, _: arrived.append(number)) for signum in _SIGNALS}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for held_back, handler in handlers.items():
+            signal.signal(held_back, handler)
+    for signum in arrived:
+        signal.raise_signal(signum)
 
 
 def _oldest(in_flight: deque[tuple[Sequence[Row], Future[Prompts]]]) -> RowsAndPrompts:

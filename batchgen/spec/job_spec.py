@@ -258,6 +258,9 @@ class OutputSpec(_Section):
     path: Text = Field(description="a folder, or a URL of one such as s3://bucket/folder")
     format: Literal["parquet", "jsonl"] = Field("parquet", description="of the part files in completions/")
     overwrite: bool = Field(False, description="replace an earlier run in that folder")
+    lock: Literal["auto", "file", "off"] = Field(
+        "auto", description="auto: the kernel's file lock, else a lock file | file: a lock file | off"
+    )
     prefix: str = Field("", description="put before the name of every added column, for example gen_")
     token_ids: bool = Field(False, description="add a column with the token ids of each completion")
 

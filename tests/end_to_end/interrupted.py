@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import forkserver
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -27,10 +28,12 @@ from batchgen.io.output.writers import ResultWriter
 from batchgen.job import run as run_room
 from batchgen.job.results import Results
 from batchgen.request_output import RequestOutput
+from batchgen.stats import plots
 from tests.end_to_end.harness import TinyRunner, prompts
 from tests.object_store import install
 from tests.tiny_models import uniform_model
 
+pa.array([1])  # imports pandas, here rather than in every process
 ROOT = Path(__file__).resolve().parents[2]
 NUM_ROWS = 80
 TOKENS = 80
@@ -71,26 +74,42 @@ class Session:
         return self.process.exitcode
 
 
-def start(job_file: Path, *, rows_per_chunk: int = 4, prepare: Callable[[], None] | None = None) -> Session:
-    """Start a run with chunks so small that a short job has many commits; `prepare` is called in its process first."""
+def start(
+    job_file: Path,
+    *options: str,
+    rows_per_chunk: int = 4,
+    prepare: Callable[[], None] | None = None,
+) -> Session:
+    """Start a run with chunks so small that a short job has many commits; `prepare` is called first, over there.
+
+    `options` of the command line; without any, --quiet.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "kernels")])):
         forkserver.ensure_running()
     output = job_file.with_suffix(".stderr")
-    process = context.Process(target=_run, args=(job_file, output, rows_per_chunk, prepare))
+    process = context.Process(target=_run, args=(job_file, options or ("--quiet",), output, rows_per_chunk, prepare))
     process.start()
     return Session(process, output)
 
 
-def _run(job_file: Path, output: Path, rows_per_chunk: int, prepare: Callable[[], None] | None) -> None:
+def _run(
+    job_file: Path,
+    options: Sequence[str],
+    output: Path,
+    rows_per_chunk: int,
+    prepare: Callable[[], None] | None,
+) -> None:
     with output.open("w") as file:
         os.dup2(file.fileno(), 2)
     torch.set_num_threads(1)
     if prepare is not None:
         prepare()
-    with mock.patch.object(run_room, "ResultWriter", partial(ResultWriter, rows_per_chunk=rows_per_chunk)):
-        main(["run", str(job_file), "--quiet"])
+    no_plots: Any = {name: lambda *_: plots.Plot("<svg></svg>", "<svg></svg>") for name in ("plot_blocks", "plot_rows")}
+    small_chunks = partial(ResultWriter, rows_per_chunk=rows_per_chunk)
+    with mock.patch.multiple(plots, **no_plots), mock.patch.object(run_room, "ResultWriter", small_chunks):
+        main(["run", str(job_file), *options])
 
 
 def die_at_put(store: Path, key: str) -> None:

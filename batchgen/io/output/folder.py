@@ -5,29 +5,36 @@ Knows paths, on the local disk and in a store; knows nothing of rows.
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from batchgen.errors import OutputError
-from batchgen.io.output.lock import RunLock
+from batchgen.io.output.lock import LockMode, RunLock
 from batchgen.io.output.remote_lock import RemoteLock
 from batchgen.io.remote import Location, RemotePath, locate
+
+log = logging.getLogger("batchgen")
 
 _RUN_MARKERS = ("_SUCCESS", "completions", "report.json", ".state")
 _OWN_NAMES = (*_RUN_MARKERS, "stats", "report.html", "job.yaml")
 # What batchgen writes to completions/ and stats/.
 _OWN_FILES = re.compile(r"\.?(part-\d+\.(parquet|jsonl)|(job|groups|steps)\.parquet)(\.tmp)?")
+# How file systems answer fsync if they have none: CIFS and many FUSE ones for folders, a few for files too.
+_NO_FSYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 class OutputFolder:
     """`output.path`. Call `check`, then enter `claimed`, and within it call `begin` and at the end `mark_success`."""
 
-    def __init__(self, path: str | Path, overwrite: bool = False) -> None:
+    def __init__(self, path: str | Path, overwrite: bool = False, lock: LockMode = "auto") -> None:
         self.path = locate(path)
         self.overwrite = overwrite
         self.completions = self.path / "completions"
@@ -39,8 +46,8 @@ class OutputFolder:
         self.journal = self.state / "journal"
         self.run_json = self.state / "run.json"
         self.work_json = self.state / "work.json"
-        lock = self.state / "lock"
-        self.lock = RunLock(lock) if isinstance(lock, Path) else RemoteLock(lock)
+        lock_path = self.state / "lock"
+        self.lock = RunLock(lock_path, lock) if isinstance(lock_path, Path) else RemoteLock(lock_path, lock)
         self._checked: tuple[bool, bytes | None] | None = None  # what identifies the earlier run that `check` found
         # Holds the journal of the unfinished run that this one replaces until `begin`. A store cannot rename: there
         # the journal is removed at once.
@@ -136,6 +143,7 @@ class OutputFolder:
 
     def mark_success(self) -> None:
         """Write `_SUCCESS`, then remove `.state/`. Call it last. Raises OutputError."""
+        self.lock.check()
         self.write_text(self.success.name, "")
         self._remove_state()
 
@@ -157,13 +165,15 @@ class OutputFolder:
         elif self._replaced_journal is not None and self._replaced_journal.exists():
             kept |= {self._replaced_journal, self.run_json, self.work_json}
         for path in self.state.iterdir():
-            if path not in kept:
+            if path not in kept and not self.lock.is_used_by_others(path):
                 _remove(path)
         for path in self.journal.glob(".*.tmp"):
             path.unlink()
 
     def _remove_state(self) -> None:
         with _as_output_error(self.state):
+            if self.lock.is_lost():
+                return
             self._is_resumed = self._replaced_journal is not None and self._replaced_journal.exists()
             self._restore_journal()
             self._clean_state()
@@ -268,8 +278,25 @@ def _remove(path: Location) -> None:
 
 
 def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    """Flush a file, or the names in a folder, to the disk. Warns once where the file system cannot. Raises OSError."""
+    is_folder = path.is_dir()
+    descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)  # some shares flush only what may be written
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FSYNC:
+            raise
+        _warn_of_no_fsync("folders" if is_folder else "files", error.strerror)
     finally:
         os.close(descriptor)
+
+
+@cache
+def _warn_of_no_fsync(what: str, reason: str) -> None:
+    """Warn, once for each kind."""
+    log.warning(
+        "the file system of the output cannot flush %s to the disk (fsync: %s); "
+        "a power loss may lose the newest commit",
+        what,
+        reason,
+    )

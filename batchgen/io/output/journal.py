@@ -47,7 +47,8 @@ def read_endings(chunks: Iterable[Location]) -> Iterator[RequestOutput]:
             source = path if isinstance(path, Path) else pa.BufferReader(path.read_bytes())
             table = pq.read_table(source, columns=_ENDING_COLUMNS)
         except (OSError, pa.ArrowException) as error:
-            raise OutputError(f"{path}: cannot be read: {error}; set output.overwrite: true to start over") from error
+            advice = "remove it and newer chunks to run their rows again, or set output.overwrite: true to start over"
+            raise OutputError(f"{path}: cannot be read: {error}; {advice}") from error
         for batch in table.to_batches():
             yield from _outputs(batch)
 

@@ -8,49 +8,19 @@ by over a minute. `check` finds both before the next commit; at most the rows si
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from dataclasses import asdict
 from typing import Any
-from uuid import uuid4
 
-from batchgen.errors import OutputError
-from batchgen.io.output.lock import FolderLock, Holder
+from batchgen.io.output.lock import FolderLock
 from batchgen.io.remote import RemotePath
 
 
 class RemoteLock(FolderLock[RemotePath]):
-    """The lock of a folder in a store, see the module."""
-
-    def __init__(self, path: RemotePath) -> None:
-        super().__init__(path)
-        self._token = uuid4().hex  # tells this run from another that took over the lock
-
-    def check(self) -> None:
-        """Raise OutputError if another run has taken over the lock, so that nothing is written into its output."""
-        if self._stop is not None and not self._is_mine():
-            raise OutputError(f"{self.path}: another run has taken over this folder; this one ends without a commit")
+    """The lock of a folder in a store, see the module. Modes "auto" and "file" are the same."""
 
     def _take(self) -> None:
-        if self._create():
-            return
-        self._refuse(self.live_holder())
-        self.path.unlink(missing_ok=True)
-        if not self._create():
-            raise OutputError(f"{self.path}: another run has just taken this lock; wait for it")
-
-    def _remove(self) -> None:
-        if self._is_mine():
-            self.path.unlink(missing_ok=True)
-
-    def _beat(self, stop: threading.Event) -> None:
-        if self._is_mine() and not stop.is_set():
-            self.path.write_bytes(self._content())
-
-    def _read(self) -> tuple[Holder, float]:
-        values = self._values()
-        return Holder(**values["holder"]), values["beat"]
+        self._create_or_replace(time.time())
 
     def _create(self) -> bool:
         try:
@@ -59,17 +29,9 @@ class RemoteLock(FolderLock[RemotePath]):
             return self._is_mine()  # the response to the first request may have been lost, and the client retried
         return True
 
-    def _content(self) -> bytes:
-        values = {"holder": asdict(Holder.this_process()), "token": self._token, "beat": time.time()}
-        return json.dumps(values).encode()
+    def _beat(self, stop: threading.Event) -> None:
+        if self._is_mine() and not stop.is_set():
+            self.path.write_bytes(self._content())
 
-    def _is_mine(self) -> bool:
-        return bool(self._values().get("token") == self._token)
-
-    def _values(self) -> dict[str, Any]:
-        """Return the content of the lock; empty where there is no lock, or a damaged one."""
-        try:
-            values = json.loads(self.path.read_bytes())
-        except (FileNotFoundError, ValueError):
-            return {}
-        return values if isinstance(values, dict) else {}
+    def _last_beat(self, values: dict[str, Any]) -> float:
+        return float(values["beat"])

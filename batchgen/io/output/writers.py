@@ -78,8 +78,8 @@ class ResultWriter:
 
     def commit(self) -> None:
         """Make every output so far durable. Raises OutputError."""
+        self._folder.lock.check()
         if self._waiting:
-            self._folder.lock.check()
             path = self._folder.journal / f"chunk-{len(self._chunks):06d}.parquet"
             write_chunk(path, self._waiting)
             self._chunks.append(path)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
+import stat
 from pathlib import Path
 
 import pytest
 
 from batchgen.errors import InputError, OutputError
-from batchgen.io.output.folder import OutputFolder, atomic_write
+from batchgen.io.output.folder import OutputFolder, _warn_of_no_fsync, atomic_write
 
 
 def names_in(folder: Path) -> list[str]:
@@ -187,6 +189,78 @@ def test_failed_write_leaves_only_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"report\.json: cannot be written: No space left on device"):
         write_half()
     assert (names_in(tmp_path), path.read_text()) == (["report.json"], "old")
+
+
+def fail_fsync(monkeypatch: pytest.MonkeyPatch, number: int, *, of_folders: bool, of_files: bool) -> None:
+    def fsync(descriptor: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        if of_folders if is_folder else of_files:
+            raise OSError(number, os.strerror(number))
+
+    _warn_of_no_fsync.cache_clear()
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+@pytest.mark.parametrize("name", ["EINVAL", "ENOTSUP", "EOPNOTSUPP", "ENOSYS"])
+@pytest.mark.parametrize("kinds", [["folders"], ["files", "folders"]], ids=lambda kinds: "-".join(kinds))
+def test_a_file_system_without_fsync_is_warned_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, kinds: list[str]
+) -> None:
+    number = getattr(errno, name)
+    fail_fsync(monkeypatch, number, of_folders=True, of_files="files" in kinds)
+    folder = OutputFolder(tmp_path)
+    folder.write_text("a.json", "1")
+    folder.write_text("b.json", "2")
+    assert names_in(tmp_path) == ["a.json", "b.json"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * len(kinds)
+    for kind, message in zip(kinds, caplog.messages, strict=True):
+        assert f"cannot flush {kind} to the disk (fsync: {os.strerror(number)}); a power loss may lose" in message
+
+
+@pytest.mark.parametrize("name", ["EIO", "ENOSPC", "EDQUOT"])
+@pytest.mark.parametrize("of_files", [True, False])
+def test_a_failing_disk_is_no_file_system_without_fsync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, of_files: bool
+) -> None:
+    number = getattr(errno, name)
+    fail_fsync(monkeypatch, number, of_folders=not of_files, of_files=of_files)
+    with pytest.raises(OutputError, match=f"cannot be written: {os.strerror(number)}"):
+        OutputFolder(tmp_path).write_text("a.json", "1")
+
+
+def take_over(folder: OutputFolder) -> None:
+    """Let another run take the folder, as it may after this one was silent for two minutes."""
+    folder.lock.path.unlink()
+    OutputFolder(str(folder.path)).lock.acquire()
+
+
+def test_a_run_that_lost_its_folder_ends_without_touching_it(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path)
+    folder.claim()
+    folder.begin("{}")
+    take_over(folder)
+    before = names_in(tmp_path)
+    with pytest.raises(OutputError, match="another run has taken over this folder"):
+        folder.mark_success()
+    assert names_in(tmp_path) == before
+
+
+def test_a_refused_run_that_lost_its_folder_leaves_it(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path)
+    with folder.claimed():
+        take_over(folder)
+        (tmp_path / ".state/run.json").write_text("theirs")
+    assert names_in(tmp_path) == [".state/lock", ".state/run.json"]
+
+
+def test_files_by_which_another_run_tries_the_lock_are_kept(tmp_path: Path) -> None:
+    (tmp_path / ".state").mkdir()
+    new, old = tmp_path / ".state/.lock.1.tmp", tmp_path / ".state/.lock.2.tmp"
+    new.touch()
+    old.touch()
+    os.utime(old, (1, 1))
+    OutputFolder(tmp_path).claim()
+    assert (new.exists(), old.exists()) == (True, False)
 
 
 def test_mark_success_removes_the_state(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from batchgen.errors import OutputError
 from batchgen.io.output import lock as lock_module
+from batchgen.io.output.lock import Holder
 from batchgen.io.output.remote_lock import RemoteLock
 from batchgen.io.remote import RemotePath
 
@@ -62,6 +63,30 @@ def test_a_damaged_lock_is_taken_over(path: RemotePath, content: bytes) -> None:
     assert lock.live_holder() is None
     lock.acquire()
     lock.release()
+
+
+def test_off_refuses_nobody_but_names_itself(path: RemotePath) -> None:
+    write_lock(path)
+    lock = RemoteLock(path, "off")
+    lock.acquire()
+    assert lock.live_holder() == Holder.this_process()
+    write_lock(path)
+    lock.check()
+    lock.release()
+    assert path.exists()
+
+
+def test_a_store_that_fails_ends_the_run_without_a_traceback(path: RemotePath, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = RemoteLock(path)
+    lock.acquire()
+    monkeypatch.setattr(RemotePath, "read_bytes", failing)
+    with pytest.raises(OutputError, match="lock: cannot be read: away"):
+        lock.check()
+    lock.release()
+
+
+def failing(_: RemotePath) -> bytes:
+    raise OSError("away")
 
 
 def test_heartbeats_renew_the_lock(path: RemotePath, monkeypatch: pytest.MonkeyPatch) -> None:
