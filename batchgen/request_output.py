@@ -19,7 +19,7 @@ class RequestOutput(NamedTuple):
     """One sample of one row, as it is written to the journal and from there to the part files.
 
     The token counts are None for a row that was never tokenised; `completion` is None for a row that failed before
-    its first token.
+    its first token, or ended before its answer.
     """
 
     row_index: int
@@ -31,6 +31,8 @@ class RequestOutput(NamedTuple):
     completion_tokens: int | None = None
     cached_tokens: int | None = None  # prompt tokens whose KV was reused at the first admission
     # Only where the job asks for them. Log-probabilities are one mapping per token, see `io/output/schema.py`.
+    reasoning: str | None = None  # None: the completion did not think
+    reasoning_tokens: int | None = None
     completion_token_ids: Sequence[int] | None = None
     logprobs: Sequence[Mapping[str, Any]] | None = None
     prompt_logprobs: Sequence[Mapping[str, Any]] | None = None

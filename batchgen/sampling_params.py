@@ -36,6 +36,7 @@ class SamplingParams:
     structured: Structured | None = None
     n: int = 1  # samples per row
     max_tokens: int | None = None
+    max_reasoning_tokens: int | None = None  # None: up to the context limit
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()  # from the job file; the end tokens of the model are not among them

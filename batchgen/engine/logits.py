@@ -29,8 +29,8 @@ def is_adjusted(request: Request) -> bool:
         params.penalises
         or params.logit_bias
         or params.bad_words
-        or request.num_output_tokens < params.min_tokens
-        or request.constraint is not None
+        or request.num_answer_tokens < params.min_tokens
+        or request.next_constraint is not None
     )
 
 
@@ -41,7 +41,7 @@ def adjust(logits: Tensor, requests: Sequence[Request]) -> None:
         _penalise(logits, requests)
     forbidden = _pairs([_forbidden(request, logits.shape[-1]) for request in requests], logits.device)
     logits[forbidden] = -torch.inf
-    if any(request.constraint is not None for request in requests):
+    if any(request.next_constraint is not None for request in requests):
         logits.masked_fill_(_disallowed(requests, logits), -torch.inf)
 
 
@@ -101,8 +101,8 @@ def _forbidden(request: Request, vocab_size: int) -> TokenArray:
     """Return the tokens that must not come next: the ends of bad words and, below min_tokens, the end tokens."""
     params, output = request.params, request.output_token_ids
     ids = [word[-1] for word in params.bad_words if len(word) == 1 or tuple(output[1 - len(word) :]) == word[:-1]]
-    if request.num_output_tokens < params.min_tokens:
-        ids += [token for token in request.end_token_ids if token < vocab_size]
+    if request.num_answer_tokens < params.min_tokens:
+        ids += [token for token in request.next_end_token_ids if token < vocab_size]
     return _array(ids)
 
 
@@ -110,7 +110,7 @@ def _disallowed(requests: Sequence[Request], logits: Tensor) -> Tensor:
     """Return a bool tensor like `logits`, true for disallowed tokens; all false in rows without a constraint."""
     bits = np.full((len(requests), -(-logits.shape[-1] // 8)), 0xFF, np.uint8)
     for row, request in enumerate(requests):
-        if request.constraint is not None:
-            bits[row] = request.constraint.allowed()[: bits.shape[1]]
+        if (constraint := request.next_constraint) is not None:
+            bits[row] = constraint.allowed()[: bits.shape[1]]
     mask = np.unpackbits(~bits, axis=1, count=logits.shape[-1], bitorder="little")
     return torch.from_numpy(mask).to(logits.device).view(torch.bool)

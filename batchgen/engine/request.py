@@ -48,6 +48,36 @@ class TokenConstraint(Protocol):
         """Take the next token, which was allowed and is no end token; return whether nothing can follow it."""
 
 
+class Thinking(Protocol):
+    """Follows the thinking that may precede the answer of one request. The engine does not know how it is marked.
+
+    It has the stop condition and the constraint of the answer, and feeds them.
+    """
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer has begun."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Leading tokens of the completion that are no part of the answer, as far as that is known."""
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """The tokens that end the completion if one of them comes next."""
+
+    @property
+    def constraint(self) -> TokenConstraint | None:
+        """What decides about the next token, if anything does. Not to be fed."""
+
+    @property
+    def needs_results(self) -> bool:
+        """Whether it depends on the next token which tokens are allowed after it."""
+
+    def feed(self, token_id: int) -> bool:
+        """Take the next token, which is no end token; return whether the completion ends with it."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A prompt and one growing completion of it.
@@ -60,12 +90,14 @@ class Request:
     prompt_token_ids: TokenIds  # [num_prompt_tokens]; may be a view of a memory-mapped file
     params: SamplingParams
     rng_key: int  # 64 bits derived from the seed and the key of the row: the only source of randomness of this row
-    max_tokens: int  # most tokens to generate, the smaller of params.max_tokens and what the context limit allows
+    # Most tokens to generate: what the context limit allows, and params.max_tokens, as soon as the answer has begun.
+    max_tokens: int
     # Leading tokens that this prompt shares with the next one in visiting order; None: the next one is not known.
     shared_with_next: int | None = None
     end_token_ids: frozenset[int] = frozenset()  # each of these ends the completion and is not part of its text
     stop_condition: StopCondition | None = None
     constraint: TokenConstraint | None = None
+    thinking: Thinking | None = None  # of a request that may think; replaces the three conditions above
     sample_index: int = 0
     # The other samples of the row. The first sample keeps them until its prompt is computed, where they start.
     later_samples: Sequence[Request] = ()
@@ -99,6 +131,21 @@ class Request:
         return len(self.prompt_token_ids) + self.num_output_tokens
 
     @property
+    def num_answer_tokens(self) -> int:
+        """Tokens of the completion so far, pending ones included, without those of its thinking."""
+        return self.num_output_tokens - (0 if self.thinking is None else self.thinking.num_tokens)
+
+    @property
+    def next_end_token_ids(self) -> frozenset[int]:
+        """The tokens that end the completion if one of them comes next."""
+        return self.end_token_ids if self.thinking is None else self.thinking.end_token_ids
+
+    @property
+    def next_constraint(self) -> TokenConstraint | None:
+        """What decides about the next token, if anything does."""
+        return self.constraint if self.thinking is None else self.thinking.constraint
+
+    @property
     def is_done(self) -> bool:
         """Whether nothing is left to compute: the request has finished, or its last token is pending."""
         return self.status >= RequestStatus.FINISHED or self.num_output_tokens >= self.max_tokens
@@ -107,8 +154,8 @@ class Request:
     def needs_results(self) -> bool:
         """Whether its next step depends on the outcome of the last one, not only on the number of tokens."""
         has_long_bad_words = any(len(word) > 1 for word in self.params.bad_words)
-        is_adjusted = self.params.penalises or has_long_bad_words or self.constraint is not None
-        return is_adjusted or self.computes_whole_prompt
+        is_constrained = self.constraint is not None if self.thinking is None else self.thinking.needs_results
+        return self.params.penalises or has_long_bad_words or is_constrained or self.computes_whole_prompt
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -139,15 +186,18 @@ class Request:
         self.output_token_ids.append(token_id)
         if sampled.logprobs is not None:
             self.output_logprobs.append(sampled.logprobs)
-        if token_id in self.end_token_ids or self._ends_with(token_id):
+        if token_id in self.next_end_token_ids or self._ends_with(token_id):
             self.finish(FinishReason.STOP)
         elif len(self.output_token_ids) >= self.max_tokens:
             self.finish(FinishReason.LENGTH)
 
     def _ends_with(self, token_id: int) -> bool:
-        """Feed a token that is no end token; return whether the stop condition or the constraint ends with it."""
-        watchers = (self.stop_condition, self.constraint)
-        return any(watcher.feed(token_id) for watcher in watchers if watcher is not None)
+        """Feed a token that is no end token; return whether the completion ends with it."""
+        watchers = (self.stop_condition, self.constraint, self.thinking)
+        is_ended = any(watcher.feed(token_id) for watcher in watchers if watcher is not None)
+        if self.thinking is not None and self.thinking.is_over and self.params.max_tokens is not None:
+            self.max_tokens = min(self.max_tokens, self.thinking.num_tokens + self.params.max_tokens)
+        return is_ended
 
     def finish(self, reason: FinishReason, error: str | None = None) -> None:
         assert self.status < RequestStatus.FINISHED

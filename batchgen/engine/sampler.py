@@ -107,8 +107,9 @@ def _rows_where(conditions: Iterable[bool]) -> list[int]:
 
 
 def _no_token_error(request: Request) -> str:
-    if request.constraint is not None and request.constraint.error is not None:
-        return request.constraint.error
+    constraint = request.next_constraint
+    if constraint is not None and constraint.error is not None:
+        return constraint.error
     return "no token can be sampled: logit_bias, bad_words, min_tokens and structured together forbid every one"
 
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from batchgen.engine.build import EngineSettings, assemble_engine, measure_steps
 from batchgen.engine.engine import Engine
 from batchgen.engine.request import Request
+from batchgen.job.conditions import Conditions, RowConditions
 from batchgen.job.interrupt import Interrupt
 from batchgen.job.outputs import Outputs
 from batchgen.job.pool import bytes_for_steps, fit_pool, plan_rows
@@ -30,8 +31,7 @@ from batchgen.models.load import load_weights
 from batchgen.models.threads import limit_threads
 from batchgen.plan.groups import prefix_groups
 from batchgen.plan.plan import Plan
-from batchgen.plan.token_store import Positions, TokenIds
-from batchgen.prompts.grammar import GrammarConstraint
+from batchgen.plan.token_store import Positions
 from batchgen.prompts.tokenise import BadRows, TokenisedRows
 from batchgen.sampling_params import SamplingParams
 from batchgen.stats.prompt_tokens import PromptAccount
@@ -115,28 +115,33 @@ class Generation:
         """Yield the first sample of every row in visiting order, carrying the row's other samples; made on demand."""
         for visit_index, position in enumerate(self.plan.order):
             params = self.rows.sampling.params(position)
-            first, *later = (self._request(visit_index, params, sample) for sample in range(params.n))
+            conditions = RowConditions(self.config, self.outputs, params, self.rows.store[position])
+            first, *later = (
+                self._request(visit_index, params, sample, conditions.of_sample()) for sample in range(params.n)
+            )
             first.later_samples = later
             for sample in later:  # the log-probabilities of the prompt are the same for all samples
                 sample.prompt_logprobs = first.prompt_logprobs
             yield first
 
-    def _request(self, visit_index: int, params: SamplingParams, sample: int) -> Request:
+    def _request(self, visit_index: int, params: SamplingParams, sample: int, conditions: Conditions) -> Request:
         rows, plan, position = self.rows, self.plan, self.plan.order[visit_index]
         token_ids, num_seen = rows.store[position], int(plan.seen[visit_index])
         num_findable = num_seen if self.engine.scheduler.cache.enabled else 0
-        ends = params.stop_token_ids | self.outputs.stop_tokens(params)
-        ends |= frozenset() if params.ignore_eos else self.config.model.eos_token_ids
+        max_tokens = int(rows.max_tokens[position])
+        if conditions.thinking is None and params.max_tokens is not None:
+            max_tokens = min(max_tokens, params.max_tokens)
         return Request(
             row_index=rows.row_indices[position],
             prompt_token_ids=token_ids,
             params=params,
             rng_key=rows.rng_key(position),
-            max_tokens=int(rows.max_tokens[position]),
+            max_tokens=max_tokens,
             shared_with_next=None if plan.shared_with_next is None else int(plan.shared_with_next[visit_index]),
-            end_token_ids=ends,
-            stop_condition=self.outputs.stop_condition(params, token_ids),
-            constraint=self._constraint(params, token_ids, ends),
+            end_token_ids=conditions.end_token_ids,
+            stop_condition=conditions.stop_condition,
+            constraint=conditions.constraint,
+            thinking=conditions.thinking,
             sample_index=sample,
             account=PromptAccount(
                 hit_ceiling=self._hit_ceiling(len(token_ids), num_findable, params),
@@ -145,12 +150,6 @@ class Generation:
                 group=self.groups.of(position),
             ),
         )
-
-    def _constraint(self, params: SamplingParams, prompt: TokenIds, ends: frozenset[int]) -> GrammarConstraint | None:
-        if params.structured is None:
-            return None
-        after = self.outputs.preceding(params, prompt)
-        return self.config.sampling_encoder.grammars.constraint(params.structured, ends, after)
 
     def _hit_ceiling(self, num_prompt: int, num_seen: int, params: SamplingParams) -> int:
         """Return one row's share of the plan's hit ceiling in tokens, as `plan.limits.num_hit_blocks` defines it."""
@@ -199,7 +198,7 @@ def prepare_generation(
     outputs = Outputs(
         config.model.tokenizer,
         rows.locations,
-        token_ids=config.output.token_ids,
+        config.output,
         follows_prompt=config.input.text is not None or config.input.token_ids is not None,
     )
     return Generation(config, rows, plan, groups, pool, engine, outputs)

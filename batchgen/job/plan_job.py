@@ -205,11 +205,12 @@ def _output_tokens(config: RunConfig, rows: TokenisedRows, earlier: RunReport | 
         return earlier.num_output_tokens / earlier.num_samples, "as long on average as in the earlier run"
     if config.expected_tokens is not None:
         return config.expected_tokens, "engine.expected_tokens a row"
-    limits = [params.max_tokens for params in rows.sampling.distinct]
+    limits = rows.sampling.limits
+    keys = "sampling.max_tokens" if config.reasoning is None else "sampling.max_tokens and max_reasoning_tokens"
     if None not in limits:
-        return max(limit or 0 for limit in limits), "sampling.max_tokens a row, the most there can be"
+        return max(limit or 0 for limit in limits), f"{keys} a row, the most there can be"
     guess = ExpectedTokens().value
-    return guess, f"{guess} a row, a guess, as sampling.max_tokens is not set"
+    return guess, f"{guess} a row, a guess, as {keys} {'is' if config.reasoning is None else 'are'} not set"
 
 
 def _earlier_run(config: RunConfig) -> RunReport | None:

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 
 from batchgen.errors import ModelError, SpecError
+from batchgen.job.reasoning import resolve_reasoning
 from batchgen.job.settings import Setting, resolve_sampling
 from batchgen.log import event
 from batchgen.models.attention import IMPLEMENTATION
@@ -24,6 +25,7 @@ from batchgen.models.load import ModelInfo, build_meta_model, inspect_model
 from batchgen.models.probe import AttentionLayer, probe_attention
 from batchgen.models.rope import fix_longrope
 from batchgen.prompts.encoder import RowEncoder
+from batchgen.prompts.reasoning import Reasoning
 from batchgen.prompts.row_sampling import RowSampling
 from batchgen.prompts.sampling_encoder import SamplingEncoder
 from batchgen.sampling_params import SamplingParams
@@ -48,6 +50,7 @@ class RunConfig:
     rope_factors: str | None  # "short" | "long" of a LongRoPE model, chosen by max_model_len
     sampling: SamplingParams  # the values of rows that have none of their own
     sampling_encoder: SamplingEncoder
+    reasoning: Reasoning | None  # None: thinking is kept in the completions
     max_errors: int | None  # failed rows that the job tolerates; None: any number
     attention: str  # torch | cpu | triton
     block_size: int
@@ -87,8 +90,9 @@ def resolve_job(job: Job) -> RunConfig:
     device = choose_device(engine.device)
     model = inspect_model(spec.model, device)
     layers = probe_attention(build_meta_model(model, IMPLEMENTATION))
-    sampling_encoder = SamplingEncoder(model.tokenizer, model.vocab_size)
-    sampling, settings = resolve_sampling(job, model.generation_config, sampling_encoder)
+    reasoning = resolve_reasoning(job, model)
+    encoder = SamplingEncoder(model.tokenizer, model.vocab_size, splits_reasoning=reasoning is not None)
+    sampling, settings = resolve_sampling(job, model.generation_config, encoder)
     max_model_len = _max_model_len(job, model)
     rope = fix_longrope(model.config, max_model_len)
     config = RunConfig(
@@ -98,7 +102,8 @@ def resolve_job(job: Job) -> RunConfig:
         layers=layers,
         rope_factors=rope.factors,
         sampling=sampling,
-        sampling_encoder=sampling_encoder,
+        sampling_encoder=encoder,
+        reasoning=reasoning,
         max_errors=0 if spec.on_error == "stop" else spec.max_errors,
         attention=_attention(job, device, model, layers),
         block_size=engine.block_size,
@@ -129,7 +134,7 @@ def make_encoder(config: RunConfig, clock: datetime) -> RowEncoder:
 
 def make_sampling(config: RunConfig, seed: int) -> RowSampling:
     """Make the sampling values of a job's rows, for the seed of its run."""
-    return RowSampling(config.sampling, seed, config.sampling_encoder, config.input.sampling)
+    return RowSampling(config.sampling, seed, config.sampling_encoder, config.input.sampling, config.reasoning)
 
 
 def _log_config(config: RunConfig) -> None:
@@ -137,6 +142,9 @@ def _log_config(config: RunConfig) -> None:
         log.info("LongRoPE: the %s factors, for a context limit of %d", config.rope_factors, config.max_model_len)
     if config.sampling.max_tokens is None:
         words = "sampling.max_tokens is not set: a completion may grow up to the context limit of %d"
+        log.info(words, config.max_model_len)
+    if config.reasoning is not None and config.sampling.max_reasoning_tokens is None:
+        words = "sampling.max_reasoning_tokens is not set: thinking may grow up to the context limit of %d"
         log.info(words, config.max_model_len)
     inspected = event("model_inspected", family=config.model.family, dtype=config.dtype, device=str(config.device))
     log.info("a %s model, to run in %s on %s", config.model.family, config.dtype, config.device, extra=inspected)
@@ -150,6 +158,10 @@ def _chosen_settings(config: RunConfig) -> list[Setting]:
         is_given = getattr(config.job.spec.engine, name) not in (None, "auto")
         source = config.source_of(key) if is_given else "default"
         chosen.append(Setting(key, str(value) if name == "device" else value, source))
+    if config.reasoning is not None:
+        is_given = config.output.reasoning_tags is not None
+        source = config.source_of("output.reasoning_tags") if is_given else "model"
+        chosen.append(Setting("output.reasoning_tags", config.reasoning.tags[:2], source))
     return chosen
 
 

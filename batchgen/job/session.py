@@ -133,6 +133,8 @@ def _fingerprint(
         "output.format": spec.output.format,
         "output.prefix": _text(spec.output.prefix),
         "output.token_ids": _text(spec.output.token_ids),
+        "output.reasoning": _text(spec.output.reasoning),
+        "output.reasoning_tags": _text(None if config.reasoning is None else config.reasoning.tags[:2]),
         "engine.max_model_len": _text(config.max_model_len),
         "version of batchgen": __version__,
         "version of torch": str(torch.__version__),

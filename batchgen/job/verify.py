@@ -27,8 +27,9 @@ from batchgen.job.generate import Generation, prepare_generation
 from batchgen.job.run_config import make_encoder, make_sampling, resolve_job
 from batchgen.plan.token_store import Positions, TokenStore
 from batchgen.prompts.row_sampling import RowSampling
+from batchgen.prompts.thinking import Texts
 from batchgen.prompts.tokenise import tokenise
-from batchgen.spec.job_spec import InputSpec, JobSpec
+from batchgen.spec.job_spec import InputSpec, JobSpec, OutputSpec
 from batchgen.spec.load import Job
 from batchgen.stats.artifact import read_artifact
 from batchgen.stats.stopwatch import Stopwatch
@@ -82,7 +83,7 @@ class Verification:
 class _Written(NamedTuple):
     """What a run wrote for one sample."""
 
-    completion: str | None
+    texts: Texts
     finish_reason: str
     token_ids: list[int] | None
 
@@ -102,7 +103,7 @@ def verify_run(path: str, *, num_rows: int, dtype: str | None = None, quiet: boo
     config = resolve_job(job)
     encoder = make_encoder(config, earlier.state.now)
     sampling = make_sampling(config, earlier.state.seed)
-    written = _read_written(folder, job.spec.output.prefix)
+    written = _read_written(folder, job.spec.output)
     chosen = _SelectedRows({row_index for row_index, _ in written}, num_rows)
     with tempfile.TemporaryDirectory(prefix="batchgen-verify-") as scratch:
         store = TokenStore(Path(scratch) / "tokens.bin")
@@ -146,8 +147,9 @@ def _request_logprobs(sampling: RowSampling) -> None:
     distinct[:] = [replace(params, logprobs=max(params.logprobs or 0, 2)) for params in distinct]
 
 
-def _read_written(folder: OutputFolder, prefix: str) -> dict[tuple[int, int], _Written]:
+def _read_written(folder: OutputFolder, output: OutputSpec) -> dict[tuple[int, int], _Written]:
     """Read what the run wrote for all rows that did not fail: (row_index, sample_index) -> output."""
+    prefix = output.prefix
     column = f"{prefix}completion"
     parts = open_input(InputSpec(path=str(folder.completions), text=column))
     for _ in parts.read_row_batches():
@@ -160,7 +162,8 @@ def _read_written(folder: OutputFolder, prefix: str) -> dict[tuple[int, int], _W
             row_index += sample == 0
             if row[f"{prefix}finish_reason"] != "error":
                 ids = row.get(f"{prefix}completion_token_ids")
-                written[row_index, sample] = _Written(row[column], row[f"{prefix}finish_reason"], ids)
+                texts = Texts(row[column], row[f"{prefix}reasoning"] if output.reasoning == "split" else None)
+                written[row_index, sample] = _Written(texts, row[f"{prefix}finish_reason"], ids)
     return written
 
 
@@ -176,11 +179,14 @@ def _compare(generation: Generation, written: Mapping[tuple[int, int], _Written]
 def _difference(request: Request, before: _Written, generation: Generation) -> Difference | None:
     output = generation.outputs.of(request)
     is_same_ids = before.token_ids is None or before.token_ids == request.output_token_ids
-    if is_same_ids and (before.completion, before.finish_reason) == (output.completion, output.finish_reason.value):
+    alone = Texts(output.completion, output.reasoning)
+    if is_same_ids and (before.texts, before.finish_reason) == (alone, output.finish_reason.value):
         return None
+    is_split = generation.config.output.reasoning == "split"
 
     def text(stop: int) -> str:
-        return generation.outputs.decode(request, stop)
+        texts = generation.outputs.decode(request, stop)
+        return _joined(texts) if is_split else texts.completion or ""
 
     ids = request.output_token_ids
     token = min(_num_equal(ids, before, text), max(len(ids) - 1, 0))
@@ -191,8 +197,8 @@ def _difference(request: Request, before: _Written, generation: Generation) -> D
         request.row_index,
         request.sample_index,
         token,
-        f"{(before.completion or '')[start : start + 40]!r} ({before.finish_reason})",
-        f"{(output.completion or '')[start : start + 40]!r} ({output.finish_reason.value})",
+        f"{_joined(before.texts)[start : start + 40]!r} ({before.finish_reason})",
+        f"{_joined(alone)[start : start + 40]!r} ({output.finish_reason.value})",
         gap,
         is_tie=request.params.is_greedy and gap < TIE,
     )
@@ -202,6 +208,11 @@ def _num_equal(ids: Sequence[int], before: _Written, text: Any) -> int:
     """Count the leading tokens that agree; without written ids, those whose text the written text begins with."""
     if before.token_ids is not None:
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, before.token_ids, strict=False)))
-    completion = before.completion or ""
-    beginnings = takewhile(lambda stop: completion.startswith(text(stop).rstrip("\ufffd")), range(1, len(ids) + 1))
+    written = _joined(before.texts)
+    beginnings = takewhile(lambda stop: written.startswith(text(stop).rstrip("\ufffd")), range(1, len(ids) + 1))
     return sum(1 for _ in beginnings)
+
+
+def _joined(texts: Texts) -> str:
+    """Return the thinking and the answer as one text; whitespace that may precede a tag is left out."""
+    return texts.completion or "" if texts.reasoning is None else texts.reasoning.rstrip() + (texts.completion or "")

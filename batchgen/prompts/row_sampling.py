@@ -24,6 +24,7 @@ from batchgen.spec.problems import values_problem
 
 if TYPE_CHECKING:
     from batchgen.io.input.rows import Row
+    from batchgen.prompts.reasoning import Reasoning
     from batchgen.prompts.sampling_encoder import SamplingEncoder
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -44,12 +45,18 @@ class RowSampling:
     """
 
     def __init__(
-        self, params: SamplingParams, seed: int, sampling_encoder: SamplingEncoder, column: str | None = None
+        self,
+        params: SamplingParams,
+        seed: int,
+        sampling_encoder: SamplingEncoder,
+        column: str | None = None,
+        reasoning: Reasoning | None = None,
     ) -> None:
         self.distinct = [params]
         self._seed = seed
         self._sampling_encoder = sampling_encoder
         self._column = column
+        self._reasoning = reasoning
         self._params_indices = array("I")  # [num_rows], in `distinct`; empty without a column
         self._seeds = array("Q")  # [num_rows]; empty without a column
         self._params_to_index = {params: 0}
@@ -82,8 +89,19 @@ class RowSampling:
 
     def max_tokens(self, room: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Return the most tokens that each row may get; `room` is what the context limit leaves to each."""
-        limits = [_NO_LIMIT if params.max_tokens is None else params.max_tokens for params in self.distinct]
+        limits = [_NO_LIMIT if limit is None else limit for limit in self.limits]
         return np.minimum(room, self._per_row(limits, np.int32))
+
+    @property
+    def limits(self) -> list[int | None]:
+        """The most tokens, thinking included, that the values in `distinct` allow; None: any number."""
+        return [self._limit(params) for params in self.distinct]
+
+    def _limit(self, params: SamplingParams) -> int | None:
+        if self._reasoning is None or params.max_tokens is None:
+            return params.max_tokens
+        budget = params.max_reasoning_tokens
+        return None if budget is None else budget + params.max_tokens + self._reasoning.num_extra_tokens
 
     def is_requested(self, key: str) -> bool:
         """Return whether any row has a value for `key`, whose default is None."""
@@ -105,7 +123,13 @@ class RowSampling:
         rows = self.distinct
         is_greedy = all(row.is_greedy for row in rows)
         keeps_logits = not any(
-            row.penalises or row.logit_bias or row.bad_words or row.min_tokens or row.structured for row in rows
+            row.penalises
+            or row.logit_bias
+            or row.bad_words
+            or row.min_tokens
+            or row.structured
+            or row.max_reasoning_tokens is not None
+            for row in rows
         )
         return SamplingParams(
             temperature=0.0 if is_greedy else 1.0,

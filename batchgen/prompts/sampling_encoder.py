@@ -20,13 +20,17 @@ TokenSequence = tuple[int, ...]
 
 
 class SamplingEncoder:
-    """Converts values of `SamplingSpec` to those of `SamplingParams`, for a model with `vocab_size` token ids."""
+    """Converts values of `SamplingSpec` to those of `SamplingParams`, for a model with `vocab_size` token ids.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> None:
+    `splits_reasoning`: the job tells thinking from answers.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, vocab_size: int, *, splits_reasoning: bool = False) -> None:
         self.grammars = GrammarCompiler(tokenizer, vocab_size)
         self._words = WordEncoder(tokenizer)
         self._stop_texts = StopTexts(tokenizer)
         self._vocab_size = vocab_size
+        self._splits_reasoning = splits_reasoning
         self._lacks_tokens = max(tokenizer.get_vocab().values()) >= vocab_size
         self._key_to_encode: dict[str, Callable[[Any], Any]] = {
             "stop": self._stop,
@@ -34,6 +38,7 @@ class SamplingEncoder:
             "logit_bias": self._logit_bias,
             "bad_words": self._bad_words,
             "structured": self._structured,
+            "max_reasoning_tokens": self._max_reasoning_tokens,
         }
 
     def encode(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,6 +92,11 @@ class SamplingEncoder:
             self._check_token_ids(f"structured.{kind}", text, self._words.encode(text))
         self.grammars.check(structured)
         return structured
+
+    def _max_reasoning_tokens(self, num_tokens: int | None) -> int | None:
+        if num_tokens is not None and not self._splits_reasoning:
+            raise RowError("max_reasoning_tokens: the job keeps thinking in the completion; set output.reasoning")
+        return num_tokens
 
     def _checked_id(self, key: str, token_id: int) -> int:
         if token_id >= self._vocab_size:

@@ -240,6 +240,9 @@ class SamplingSpec(_Section):
     structured: StructuredSpec | None = Field(None, description="the format that a completion must have")
     n: PositiveCount = Field(1, description="samples per row; they share its prompt")
     max_tokens: PositiveCount | None = Field(None, description="null: up to the context limit")
+    max_reasoning_tokens: Count | None = Field(
+        None, description="most tokens of thinking, whose end is then forced; null: up to the context limit"
+    )
     min_tokens: Count = Field(0, description="a completion does not end before this many tokens")
     stop: Texts = Field((), description="text, or a list of texts, that ends a completion")
     stop_token_ids: Annotated[Sequence[Count], Frozen] = Field((), description="token ids that end a completion")
@@ -263,6 +266,20 @@ class OutputSpec(_Section):
     )
     prefix: str = Field("", description="put before the name of every added column, for example gen_")
     token_ids: bool = Field(False, description="add a column with the token ids of each completion")
+    reasoning: Literal["keep", "split", "drop"] = Field(
+        "keep", description="thinking before the answer: part of the completion | a column of its own | left out"
+    )
+    reasoning_tags: Annotated[Sequence[Text], Field(min_length=2, max_length=2), Frozen] | None = Field(
+        None, description="the texts that begin and end it; null: known ones of the model"
+    )
+
+    @model_validator(mode="after")
+    def _check_tags(self) -> OutputSpec:
+        if self.reasoning_tags is not None and self.reasoning == "keep":
+            raise ValueError("reasoning_tags can be used with reasoning: split or drop, not with keep")
+        if self.reasoning_tags is not None and self.reasoning_tags[0] == self.reasoning_tags[1]:
+            raise ValueError("reasoning_tags must be two different texts")
+        return self
 
 
 class EngineSpec(_Section):

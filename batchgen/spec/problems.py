@@ -59,6 +59,7 @@ FOREIGN_NAMES = {
     "max_output_tokens": "max_tokens",
     "max_rows": "limit",
     "max_seq_len": "max_model_len",
+    "max_thinking_tokens": "max_reasoning_tokens",
     "max_seq_length": "max_model_len",
     "min_length": "min_tokens",
     "min_new_tokens": "min_tokens",
@@ -78,6 +79,8 @@ FOREIGN_NAMES = {
     "stop_strings": "stop",
     "system_prompt": "system_template",
     "temp": "temperature",
+    "thinking_budget": "max_reasoning_tokens",
+    "thinking_token_budget": "max_reasoning_tokens",
     "top_logprobs": "logprobs",
     "torch_dtype": "dtype",
 }

@@ -6,8 +6,8 @@ Knows part files, chunks and the added columns; the input's columns are read aga
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator
-from itertools import groupby
+from collections.abc import Iterable, Iterator
+from itertools import dropwhile, groupby
 from operator import attrgetter
 from typing import Any
 
@@ -88,6 +88,7 @@ def _read_lines(path: Location, prefix: str) -> Iterator[dict[str, Any]]:
             yield {name: values[prefix + name] for name in _columns(values, prefix)}
 
 
-def _columns(names: Collection[str], prefix: str) -> list[str]:
-    """Return the added columns of a part: those that every output has, and the optional ones among `names`."""
-    return added_columns([name for name in EXPORT_SCHEMA.names if prefix + name in names])
+def _columns(names: Iterable[str], prefix: str) -> list[str]:
+    """Return the added columns of a part, of whose columns `names` those of the input, with any names, come first."""
+    added = set(dropwhile(lambda name: name != prefix + added_columns()[0], names))
+    return added_columns([name for name in EXPORT_SCHEMA.names if prefix + name in added])

@@ -25,6 +25,8 @@ _ADDED = (
 _TOKEN = [("token_id", pa.int32()), ("token", pa.string()), ("logprob", pa.float32())]
 _LOGPROBS = pa.list_(pa.struct([*_TOKEN, ("rank", pa.int32()), ("top", pa.list_(pa.struct(_TOKEN)))]))
 _OPTIONAL = (
+    pa.field("reasoning", pa.string()),
+    pa.field("reasoning_tokens", pa.int32()),
     pa.field("completion_token_ids", pa.list_(pa.int32())),
     pa.field("logprobs", _LOGPROBS),
     pa.field("prompt_logprobs", _LOGPROBS),
@@ -33,13 +35,15 @@ EXPORT_SCHEMA = pa.schema([_ROW_INDEX, *_ADDED, *_OPTIONAL])
 JOURNAL_SCHEMA = EXPORT_SCHEMA.append(pa.field("origin", pa.list_(pa.int64())))
 # Written to the metadata of each output field, under "description".
 _DESCRIPTIONS = {
-    "completion": "the generated text; null if the row failed before its first token",
+    "completion": "the generated text; null if the row failed before its first token, or ended before its answer",
     "finish_reason": "stop (an end token or a stop text), length (max_tokens or the context limit) or error",
     "error": "why the row failed, with its file, its line or row, and its column; null otherwise",
     "prompt_tokens": "tokens of the prompt as given to the model; null if it was never tokenised",
     "completion_tokens": "generated tokens, end tokens included",
     "cached_tokens": "prompt tokens whose keys and values were reused and not computed again",
     "sample_index": "number of this sample among those of its row, from 0",
+    "reasoning": "the thinking before the answer, without its tags; null if the completion did not think",
+    "reasoning_tokens": "generated tokens before the answer, tags included; 0 if the completion did not think",
     "completion_token_ids": "ids of the generated tokens, end tokens included",
     "logprobs": "for each generated token its log-probability and rank under the model, and the most likely tokens",
     "prompt_logprobs": "the same for each token of the prompt; the first token has none",

@@ -46,8 +46,11 @@ def export_committed(folder: OutputFolder, to: Path, format: Format = "parquet")
 
 
 def export_with_input(folder: OutputFolder, to: Path, source: Input, prefix: str, format: Format) -> int:
-    """Like `export_committed`, but with the columns of the run's input, already read once, instead of row_index."""
-    names = EXPORT_SCHEMA.names
+    """Like `export_committed`, but with the columns of the run's input, already read once, instead of row_index.
+
+    An optional column whose name the input has is left out: the run writes none, or it would have been refused.
+    """
+    names = [name for name in EXPORT_SCHEMA.names if prefix + name not in source.schema.names]
     schema, added = output_schema(source.schema, prefix, format, names), added_columns(names)
     return _export(folder, to, lambda rows: _join_input(source.read_batches(), rows, schema, added), schema, format)
 
