@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.end_to_end.harness import TinyRunner, answers, json_lines, prompts
-from tests.end_to_end.interrupted import AT_ONCE, ONE_BY_FOUR, Session, start, wait_for_chunks
+from tests.end_to_end.interrupted import FOUR_AT_ONCE, MANY_AT_ONCE, Session, start, wait_for_chunks
 from tests.tiny_models import uniform_model
 
 # Lost streams
@@ -125,10 +125,10 @@ def lose_and_compare(run_tiny: TinyRunner, lose: Lose, cases: Sequence[Case], nu
     """Run the same job in all cases at once; each must end like a run that loses nothing."""
     rows = run_tiny.folder / "in.jsonl"
     rows.write_bytes(json_lines([*prompts(*(f"row {n}" for n in range(39))), *[{"prompt": None}] * num_failed]))
-    tokens, engine = (24, ONE_BY_FOUR) if lose in IN_TIME else (8, {"max_num_seqs": 40})
+    tokens, engine = (24, FOUR_AT_ONCE) if lose in IN_TIME else (8, {"max_num_seqs": 40})
     sampling = {"temperature": 1, "max_tokens": tokens, "seed": 3}
     job_files = [run_tiny.write(rows, model=uniform_model, sampling=sampling, engine=engine) for _ in cases]
-    uninterrupted = run_tiny.run_file(job_files[0], [f"output.path={run_tiny.folder / 'uninterrupted'}", *AT_ONCE])
+    uninterrupted = run_tiny.run_file(job_files[0], [f"output.path={run_tiny.folder / 'uninterrupted'}", *MANY_AT_ONCE])
     sessions = [lose(job_file, case) for job_file, case in zip(job_files, cases, strict=True)]
     exit_codes = {case: session.wait() for case, session in zip(cases, sessions, strict=True)}
     assert exit_codes == dict.fromkeys(cases, 3 if num_failed else 0)
