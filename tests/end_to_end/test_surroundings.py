@@ -6,16 +6,20 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 
+from batchgen.prompts import tokenise, workers
 from tests.end_to_end.harness import TinyRunner, answers, json_lines, prompts
 from tests.end_to_end.interrupted import AT_ONCE, ONE_BY_FOUR, Session, start, wait_for_chunks
 from tests.tiny_models import uniform_model
@@ -136,3 +140,48 @@ def lose_and_compare(run_tiny: TinyRunner, lose: Lose, cases: Sequence[Case], nu
         folder = job_file.with_suffix("")
         assert (folder / "_SUCCESS").exists()
         assert answers(replace(uninterrupted, folder=folder)) == answers(uninterrupted)
+
+
+# Ctrl-C while worker processes start
+
+
+def own_group_with_workers() -> None:
+    """Let workers tokenise from the second batch on; what signals this process group reaches them too."""
+    os.setpgid(0, 0)
+    vars(resource_tracker)["_resource_tracker"]._fd = None  # it has none yet, unlike other processes that are forked
+    encode = partial(workers.encode_in_order, num_workers=2, tokens_before_workers=0)
+    mock.patch.object(tokenise, "encode_in_order", encode).start()
+
+
+def interrupt_workers(run_tiny: TinyRunner, delays: Sequence[float]) -> None:
+    """Send SIGINT to a run and its workers so long after the first of them was started."""
+    rows = run_tiny.folder / "in.jsonl"
+    rows.write_bytes(json_lines(prompts(*(f"row {n}" for n in range(20_000)))))
+    for delay in delays:
+        session = start(run_tiny.write(rows), prepare=own_group_with_workers)
+        pid = session.process.pid
+        assert pid is not None
+        deadline = time.monotonic() + 60
+        while len(children(pid)) < 2:  # the first one is multiprocessing's resource tracker
+            assert time.monotonic() < deadline
+            assert session.process.is_alive()
+            time.sleep(0.002)
+        time.sleep(delay)
+        os.killpg(pid, signal.SIGINT)
+        assert session.wait() == 130
+        [line] = session.stderr.splitlines()
+        assert line.endswith("interrupted by SIGINT; run the same command again to continue")
+        assert not (session.output.with_suffix("") / ".state").exists()
+
+
+def children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def test_ctrl_c_while_workers_start_prints_one_line(run_tiny: TinyRunner) -> None:
+    interrupt_workers(run_tiny, [0.1])
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_any_instant_of_the_start_of_workers_prints_one_line(run_tiny: TinyRunner) -> None:
+    interrupt_workers(run_tiny, [0, 0.02, 0.05, 0.2, 0.4, 0.8])
