@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +45,7 @@ def test_small_job_or_one_core_starts_no_worker(settings: dict[str, int]) -> Non
     assert {process for _, process in encode(PidEncoder(), **settings)} == {os.getpid()}
 
 
-def test_every_worker_starts_with_signals_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also the first one, for which multiprocessing starts its resource tracker, and then unblocks signals."""
-    monkeypatch.setattr(resource_tracker.ensure_running.__self__, "_fd", None)  # type: ignore[attr-defined]
+def test_every_worker_starts_with_signals_blocked() -> None:
     found = encode(MaskEncoder(), num_workers=2, tokens_before_workers=0)
     assert [is_blocked for row, is_blocked in found if row > 1] == [True] * 22
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
