@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import connection, parent_process, resource_tracker
+from multiprocessing import connection, parent_process
 from multiprocessing.context import SpawnContext, SpawnProcess
 
 from batchgen.errors import BatchgenError
@@ -71,7 +71,6 @@ def encode_in_order(
 def _encode_in_workers(
     batches: Iterator[Sequence[Row]], encoder: RowEncoder, num_workers: int
 ) -> Generator[RowsAndPrompts]:
-    resource_tracker.ensure_running()  # here, since it unblocks signals
     pool = ProcessPoolExecutor(num_workers, _WorkerContext(), _init_worker, (encoder,))
     in_flight: deque[tuple[Sequence[Row], Future[Prompts]]] = deque()
     try:

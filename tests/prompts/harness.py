@@ -23,6 +23,15 @@ class PidEncoder:
         return Prompts(np.array(ids, np.int32), np.full(len(rows), 2, np.int64))
 
 
+class MaskEncoder(PidEncoder):
+    """Encodes a row as its index and whether its process blocks SIGINT."""
+
+    def encode(self, rows: Sequence[Row]) -> Prompts:
+        is_blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        ids = [token for row in rows for token in (row.index, is_blocked)]
+        return Prompts(np.array(ids, np.int32), np.full(len(rows), 2, np.int64))
+
+
 class DyingEncoder(PidEncoder):
     """Dies at row 20, while the other worker has yet to send more than a pipe holds."""
 

@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -18,9 +19,9 @@ import pytest
 from batchgen.errors import BatchgenError
 from batchgen.io.input.rows import Row
 from batchgen.prompts.encoder import RowEncoder
-from batchgen.prompts.workers import encode_in_order
+from batchgen.prompts.workers import _signals_held_back, encode_in_order
 from batchgen.spec.job_spec import InputSpec
-from tests.prompts.harness import BATCHES, DyingEncoder, PidEncoder
+from tests.prompts.harness import BATCHES, DyingEncoder, MaskEncoder, PidEncoder
 from tests.tiny_models import byte_tokenizer, merging_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +43,35 @@ def test_workers_start_after_enough_tokens_and_keep_the_order() -> None:
 @pytest.mark.parametrize("settings", [{"num_workers": 2}, {"num_workers": 1, "tokens_before_workers": 0}], ids=str)
 def test_small_job_or_one_core_starts_no_worker(settings: dict[str, int]) -> None:
     assert {process for _, process in encode(PidEncoder(), **settings)} == {os.getpid()}
+
+
+def test_every_worker_starts_with_signals_blocked() -> None:
+    found = encode(MaskEncoder(), num_workers=2, tokens_before_workers=0)
+    assert [is_blocked for row, is_blocked in found if row > 1] == [True] * 22
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_a_signal_during_the_start_of_a_worker_is_handled_after_it() -> None:
+    """Also one that another thread receives, which blocking cannot hold back."""
+    ended: list[bool] = []
+    is_started = threading.Event()
+
+    def interrupt() -> None:
+        is_started.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+
+    def start_worker() -> None:
+        with _signals_held_back():
+            is_started.set()
+            thread.join()
+            ended.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        start_worker()
+    assert ended == [True]
 
 
 def test_batches_are_read_a_few_ahead() -> None:
