@@ -32,6 +32,7 @@ from transformers import (
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<|im_start|>", "<|im_end|>")
 PAD, BOS, EOS, IM_START, IM_END = range(256, 261)
 VOCAB_SIZE = 264
+THINK, END_THINK = 261, 262  # of `thinking_tokenizer`
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -66,6 +67,13 @@ def byte_tokenizer(chat_template: str | None = TAIL, add_bos: bool = False) -> P
     if add_bos:
         backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
     return wrap_tokenizer(backend, chat_template)
+
+
+def thinking_tokenizer(chat_template: str | None = TAIL) -> PreTrainedTokenizerFast:
+    """The byte tokenizer with two more tokens, `<think>` and `</think>`, which are not special, as in Qwen3."""
+    tokenizer = byte_tokenizer(chat_template)
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in ("<think>", "</think>")])
+    return tokenizer
 
 
 def merging_tokenizer(chat_template: str | None = CHATML, add_bos: bool = False) -> PreTrainedTokenizerFast:
@@ -140,6 +148,12 @@ def script(trigger: str, text: str, end: int = EOS) -> dict[int, int]:
     chain = [*(trigger + text).encode(), end]
     assert len(set(chain)) == len(chain), "a byte that comes twice has two successors"
     return dict(pairwise(chain))
+
+
+def thinking_model() -> LlamaForCausalLM:
+    """After `a` it thinks `hm` and answers `YES`, after `b` it answers `B`, after `c` comes `olol` without end."""
+    thinking = [ord("a"), THINK, *b"\nhm", END_THINK, *b" YES", EOS]
+    return table_model(dict(pairwise(thinking)) | dict(pairwise([*b"bB", EOS])) | dict(pairwise(b"colo")))
 
 
 def uniform_model() -> LlamaForCausalLM:

@@ -126,9 +126,11 @@ class Reasoning:
 
     def _tag(self, text: str) -> Tag:
         sequences = self._words.token_sequences(text)
-        if not sequences or max(sequences[0]) >= self.vocab_size:
+        token_ids = sequences[0] if sequences else ()
+        if not token_ids or max(token_ids) >= self.vocab_size:
             raise ValueError(f"the model has no tokens for {text!r}")
-        token_ids = sequences[0]
+        if self.detokenizer.decode(token_ids, self.detokenizer.inside).strip() != text.strip():
+            raise ValueError(f"the model has no tokens for {text!r}")
         return Tag(text, token_ids, is_exact=token_ids[0] in self._added and token_ids[-1] in self._added)
 
 
