@@ -1,7 +1,7 @@
-"""Print the table of docs/models.md from the registry of the parity tests: python -m scripts.list_families
+"""Print the tables of docs/models.md from the registries of the parity tests: python -m scripts.list_families
 
-Each family has a line with its name, transformers' model_type, and what its parity configuration turns on. `--write`
-puts the table into docs/models.md.
+Each family has a line with its name, transformers' model_type, and what its parity configuration turns on; each
+multimodal one a line with its language part. `--write` puts the tables into docs/models.md.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import re
 from pathlib import Path
 
 from tests.families.family import Family
+from tests.families.multimodal import MULTIMODAL
 from tests.families.registry import FAMILIES
 
 DOCS = Path(__file__).parents[1] / "docs/models.md"
-_TABLE = re.compile(r"^\| family \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
+_TABLES = r"^\| {} \|.*?\n(?!\|)"  # from the first column's heading to the last line
 
 
 def table() -> str:
@@ -25,9 +26,20 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_table(text: str) -> str:
-    """Replace the table in the text of docs/models.md."""
-    return _TABLE.sub(lambda _: table(), text)
+def multimodal_table() -> str:
+    """Return the table of multimodal families in Markdown, sorted by name."""
+    families = sorted(MULTIMODAL.items(), key=lambda item: item[1].title.lower())
+    lines = ["| multimodal family | `model_type` | language part in its parity test |", "|---|---|---|"]
+    lines += [f"| {family.title} | `{name}` | `{family.text}` |" for name, family in families]
+    return "\n".join(lines) + "\n"
+
+
+def with_tables(text: str) -> str:
+    """Replace the tables in the text of docs/models.md."""
+    for heading, lines in (("family", table()), ("multimodal family", multimodal_table())):
+        pattern = re.compile(_TABLES.format(heading), re.MULTILINE | re.DOTALL)
+        text = pattern.sub(lines.replace("\\", r"\\"), text)
+    return text
 
 
 def _special(family: Family) -> str:
@@ -36,11 +48,11 @@ def _special(family: Family) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write the table into docs/models.md")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/models.md")
     if parser.parse_args().write:
-        DOCS.write_text(with_table(DOCS.read_text(encoding="utf-8")), encoding="utf-8")
+        DOCS.write_text(with_tables(DOCS.read_text(encoding="utf-8")), encoding="utf-8")
     else:
-        print(table(), end="")
+        print(table(), multimodal_table(), sep="\n", end="")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ devices, dtypes and layer shapes; knows nothing of job files, requests or transf
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,8 @@ __all__ = [
     "make_backend",
     "warm_up",
 ]
+
+log = logging.getLogger("batchgen")
 
 MAX_TRITON_HEAD_SIZE = 256  # the largest head for which the launch table has parameters
 
@@ -116,3 +119,6 @@ def warm_up(backend: Backend, layer: AttentionLayer, dtype: torch.dtype) -> Iter
         compiled = thread.submit(backend.warm_up, layer.num_heads, layer.num_kv_heads, layer.key_head_size, dtype)
         yield
         compiled.result()
+    if backend.cache != backend.preferred_cache:
+        kept = f"kept in {backend.cache}" if backend.cache else "compiled again by every run"
+        log.info("the CPU kernels are %s, since %s cannot be used", kept, backend.preferred_cache)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
+from batchgen.models.checkpoint import Checkpoint, find_checkpoint
 from batchgen.models.load import ModelInfo
 from batchgen.spec.job_spec import ModelSpec
 
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _NO_CONTENT = ("_name_or_path", "transformers_version")
 
 
@@ -31,15 +30,14 @@ def model_identity(info: ModelInfo, spec: ModelSpec) -> dict[str, str]:
         "model generation_config": _digest(info.generation_config),
         "model tokenizer": _digest([tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map]),
         "model chat template": _digest(tokenizer.chat_template),
-        **_weights(info, Path(spec.path).expanduser()),
+        **_weights(info, find_checkpoint(spec)),
     }
 
 
-def _weights(info: ModelInfo, path: Path) -> dict[str, str]:
-    if not path.exists():
+def _weights(info: ModelInfo, checkpoint: Checkpoint) -> dict[str, str]:
+    if not checkpoint.is_local:
         return {"model commit": str(getattr(info.config, "_commit_hash", None))}
-    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in _WEIGHTS)
-    states = {file.name: file.stat() for file in files}
+    states = {file.name: file.stat() for file in checkpoint.weight_files}
     return {
         f"model weights {name}": f"{state.st_size} bytes of time {state.st_mtime_ns}" for name, state in states.items()
     }

@@ -6,15 +6,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,16 +22,23 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
-    modeling_gguf_pytorch_utils,
-    modeling_utils,
 )
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
-from transformers.utils import logging as transformers_logging
-from transformers.utils.hub import cached_file
 
 from batchgen.errors import CapacityError, ModelError
-from batchgen.models.checkpoint import Checkpoint, as_model_error, cached_gguf_parsing, find_checkpoint, patched
+from batchgen.models.checkpoint import (
+    Checkpoint,
+    as_model_error,
+    find_checkpoint,
+    json_file,
+    read_json,
+    refuse_adapter,
+)
 from batchgen.models.device import available_memory, has_bfloat16
+from batchgen.models.end_tokens import describe_difference, folder_end_tokens, gguf_end_tokens
+from batchgen.models.gguf_file import Header, parsed_once, read_header, refuse_gguf, split_like_original
+from batchgen.models.library_output import as_loud_as_the_log, load_report_only_if_it_fails
+from batchgen.models.multimodal import language_config, language_tensor_names
 from batchgen.models.support import refuse_unsupported
 from batchgen.spec.job_spec import ModelSpec
 from batchgen.units import format_gib
@@ -53,7 +54,8 @@ class ModelInfo:
     """What is known about a model before its weights are read."""
 
     path: str  # model.path of the job file
-    config: PreTrainedConfig
+    config: PreTrainedConfig  # of the language part, if the checkpoint is multimodal
+    is_language_part: bool  # of a multimodal checkpoint, of which nothing else is loaded
     tokenizer: PreTrainedTokenizerFast
     generation_config: dict[str, Any]  # what generation_config.json sets, without transformers' defaults
     dtype: torch.dtype
@@ -71,27 +73,46 @@ def inspect_model(spec: ModelSpec, device: torch.device) -> ModelInfo:
     Raises ModelError if a file is missing or cannot be read, or if the model is refused (`support.py`).
     """
     checkpoint = find_checkpoint(spec)
-    with cached_gguf_parsing(checkpoint):
-        config = _config(checkpoint, spec)
-        refuse_unsupported(config, spec.allow_untested)
+    with parsed_once(checkpoint.gguf_file), as_loud_as_the_log():
+        header = _gguf_header(checkpoint)
+        whole = _config(checkpoint, spec)
+        refuse_unsupported(whole, spec.allow_untested)
         tokenizer = _tokenizer(checkpoint, spec)
-    generation_config = _json_file(checkpoint, "generation_config.json")
-    dtype = _dtype(checkpoint, spec, config, device)
-    # The ids of both files count, as either may lack the end-of-turn token; the tokenizer's only if neither has any.
-    eos_token_ids = _ids(_eos_in_config(checkpoint, config)) | _ids(generation_config.get("eos_token_id"))
-    return ModelInfo(
-        path=spec.path,
-        config=config,
-        tokenizer=tokenizer,
-        generation_config=generation_config,
-        dtype=dtype,
-        eos_token_ids=eos_token_ids or _ids(tokenizer.eos_token_id),
-        vocab_size=config.vocab_size,
-        unused_token_ids=_unused_token_ids(config, tokenizer),
-        max_model_len=_max_model_len(config),
-        family=config.model_type,
-        weight_bytes=_weight_bytes(checkpoint, config, dtype),
-    )
+        if header is not None:
+            split_like_original(tokenizer, header)
+        config = language_config(whole)
+        generation_config = json_file(checkpoint, "generation_config.json")
+        dtype = _dtype(checkpoint, spec, config, device)
+        if header is not None:
+            end_tokens = gguf_end_tokens(header, config)
+        else:
+            end_tokens = folder_end_tokens(json_file(checkpoint, "config.json"), generation_config, tokenizer)
+        _log_unexpected(checkpoint, whole, config, describe_difference(end_tokens, tokenizer))
+        return ModelInfo(
+            path=spec.path,
+            config=config,
+            is_language_part=config is not whole,
+            tokenizer=tokenizer,
+            generation_config=generation_config,
+            dtype=dtype,
+            eos_token_ids=frozenset().union(*end_tokens.values()),
+            vocab_size=config.vocab_size,
+            unused_token_ids=_unused_token_ids(config, tokenizer),
+            max_model_len=_max_model_len(config),
+            family=config.model_type,
+            weight_bytes=_weight_bytes(checkpoint, config, dtype),
+        )
+
+
+def _log_unexpected(checkpoint: Checkpoint, whole: PreTrainedConfig, config: PreTrainedConfig, end: str | None) -> None:
+    """Log what a user may not expect: which snapshot is used, that images are not read, end tokens that differ."""
+    if checkpoint.snapshot is not None:
+        log.info("%s: its snapshot %s is used", checkpoint.name, checkpoint.snapshot)
+    if config is not whole:
+        words = "%s is multimodal (%s): only its language part (%s) is loaded; images, audio and video are not read"
+        log.info(words, checkpoint.name, whole.model_type, config.model_type)
+    if end is not None:
+        log.info("%s: %s", checkpoint.name, end)
 
 
 def build_meta_model(info: ModelInfo, attn_implementation: str) -> PreTrainedModel:
@@ -99,7 +120,8 @@ def build_meta_model(info: ModelInfo, attn_implementation: str) -> PreTrainedMod
 
     Its dtype is always bfloat16: the grouped matrix products of experts support no other on the meta device.
     """
-    return _meta_model(info.config, torch.bfloat16, attn_implementation)
+    with as_loud_as_the_log():
+        return _meta_model(info.config, torch.bfloat16, attn_implementation)
 
 
 def load_weights(info: ModelInfo, spec: ModelSpec, device: torch.device, attn_implementation: str) -> PreTrainedModel:
@@ -111,11 +133,13 @@ def load_weights(info: ModelInfo, spec: ModelSpec, device: torch.device, attn_im
     options = checkpoint.options
     if checkpoint.gguf_file is not None:
         options["quantization_config"] = GgufConfig(dequantize=True)
+    if info.is_language_part:
+        options["key_mapping"] = language_tensor_names(info.config)
     with (
         as_model_error(checkpoint, "weights"),
-        _loading_bars_on_terminal_only(),
-        _load_report_only_if_it_fails(),
-        cached_gguf_parsing(checkpoint),
+        as_loud_as_the_log(),
+        load_report_only_if_it_fails(),
+        parsed_once(checkpoint.gguf_file),
     ):
         # With output_loading_info it returns the model and a report, unlike its annotation.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -128,7 +152,8 @@ def load_weights(info: ModelInfo, spec: ModelSpec, device: torch.device, attn_im
         )
         model, report = loaded
         _refuse_incomplete(checkpoint, report["missing_keys"])
-        if unused := report["unexpected_keys"]:
+        unused = report["unexpected_keys"]
+        if unused and not info.is_language_part:
             log.info("%d tensors of the checkpoint are not used, among them %s", len(unused), min(unused))
         return model.requires_grad_(False).eval().to(device)  # type: ignore[no-any-return]
 
@@ -148,6 +173,7 @@ def check_weights_fit(info: ModelInfo, device: torch.device, fraction: float) ->
 
 def _config(checkpoint: Checkpoint, spec: ModelSpec) -> PreTrainedConfig:
     with as_model_error(checkpoint, "config"):
+        refuse_adapter(checkpoint, read_json(checkpoint, "adapter_config.json"))
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             checkpoint.location, trust_remote_code=spec.trust_remote_code, **checkpoint.options
         )
@@ -179,20 +205,13 @@ def _tokenizer(checkpoint: Checkpoint, spec: ModelSpec) -> PreTrainedTokenizerFa
     return tokenizer
 
 
-def _json_file(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
-    """Return the values of a JSON file of the checkpoint but for nulls; {} without the file, or for a .gguf file."""
-    if checkpoint.gguf_file is not None:
-        return {}
-    with as_model_error(checkpoint, name):
-        file = cached_file(
-            checkpoint.location,
-            name,
-            **checkpoint.options,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-        values = {} if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
-        return {key: value for key, value in values.items() if value is not None}
+def _gguf_header(checkpoint: Checkpoint) -> Header | None:
+    if checkpoint.gguf_file is None:
+        return None
+    with as_model_error(checkpoint, "header"):
+        header = read_header(checkpoint.gguf_file)
+        refuse_gguf(checkpoint.name, header)
+    return header
 
 
 def _dtype(checkpoint: Checkpoint, spec: ModelSpec, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
@@ -205,20 +224,6 @@ def _dtype(checkpoint: Checkpoint, spec: ModelSpec, config: PreTrainedConfig, de
 
 def _torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
     return getattr(torch, dtype) if isinstance(dtype, str) else dtype
-
-
-def _eos_in_config(checkpoint: Checkpoint, config: PreTrainedConfig) -> Any:
-    """Return the end tokens of config.json itself: where it has none, its config class fills in a default."""
-    if checkpoint.gguf_file is not None:
-        return config.eos_token_id
-    return _json_file(checkpoint, "config.json").get("eos_token_id")
-
-
-def _ids(value: int | list[int] | None) -> frozenset[int]:
-    """Return the token ids of a setting that is absent, one id or several ids."""
-    if value is None:
-        return frozenset()
-    return frozenset([value] if isinstance(value, int) else value)
 
 
 def _unused_token_ids(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
@@ -256,42 +261,3 @@ def _refuse_incomplete(checkpoint: Checkpoint, missing: set[str]) -> None:
             f"model.path {checkpoint.name}: its weights lack {len(missing)} tensors of the model, among them "
             f"{min(missing)}"
         )
-
-
-@contextmanager
-def _loading_bars_on_terminal_only() -> Iterator[None]:
-    """Show transformers' loading bars on a terminal only, and clear them at the end; its warnings are not affected."""
-    quiet = {"disable": None, "leave": False}  # None: tqdm shows a bar only if stderr is a terminal
-
-    def hook(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return factory(*args, **{**kwargs, **quiet})
-
-    gguf_loader: Any = modeling_gguf_pytorch_utils  # transformers' hook does not reach its bar
-    previous = transformers_logging.set_tqdm_hook(hook)
-    try:
-        with patched(gguf_loader, "tqdm", partial(gguf_loader.tqdm, **quiet)):
-            yield
-    finally:
-        transformers_logging.set_tqdm_hook(previous)
-
-
-@contextmanager
-def _load_report_only_if_it_fails() -> Iterator[None]:
-    """Hold back transformers' report of tensors, to which the message of a failed conversion refers."""
-    logger, reports = logging.getLogger(modeling_utils.__name__), []
-
-    def hold_back(record: logging.LogRecord) -> bool:
-        if "LOAD REPORT" not in record.getMessage():
-            return True
-        reports.append(re.sub("\x1b\\[[0-9;]*m", "", record.getMessage()))
-        return False
-
-    logger.addFilter(hold_back)
-    try:
-        yield
-    except Exception:
-        for report in reports:
-            log.warning("%s", report)
-        raise
-    finally:
-        logger.removeFilter(hold_back)

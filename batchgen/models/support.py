@@ -9,14 +9,16 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from batchgen.errors import ModelError
+from batchgen.models.multimodal import TESTED_MULTIMODAL, language_config
 from batchgen.models.rope import rope_settings
 
 # Families whose greedy tokens are compared with transformers' own `generate` in the tests (tests/families);
@@ -36,6 +38,8 @@ TESTED_FAMILIES = frozenset({
 _SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 # Sub-configs of a text decoder that do not describe a second model.
 _SUB_CONFIGS = {"attn_config", "ffn_config"}
+_GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # how the names of their classes end
+_PREFIX_ATTENTION = {"paligemma"}
 _MODALITIES = ("vision_config", "audio_config", "image_config", "video_config", "speech_config")
 _ATTENTION_CALL = re.compile(r"\battention_interface\((.*?)\n\s+\)", re.DOTALL)
 
@@ -56,23 +60,37 @@ class Candidate:
 def refuse_unsupported(config: PreTrainedConfig, allow_untested: bool) -> None:
     """Raise ModelError, with the family and the reason, unless the model can be run exactly. Reads no weights.
 
-    A family outside TESTED_FAMILIES passes only with `allow_untested`.
+    Of a multimodal model this is asked of its language part. A family outside TESTED_FAMILIES passes only with
+    `allow_untested`; a multimodal one outside TESTED_MULTIMODAL too, if its language part is in TESTED_FAMILIES.
     """
-    candidate = _candidate(config)
-    for check in CHECKS:
-        reason = check(candidate)
-        if reason is not None:
-            raise ModelError(f"model family {config.model_type} cannot be run exactly, so it is refused: {reason}.")
-    if config.model_type not in TESTED_FAMILIES and not allow_untested:
+    language = language_config(config)
+    _refuse_if_any(f"model family {config.model_type}", CHECKS_OF_ALL, _candidate(config))
+    if language is config:
+        name, is_tested = f"model family {config.model_type}", config.model_type in TESTED_FAMILIES
+    else:
+        name = f"the language part ({language.model_type}) of the multimodal model family {config.model_type}"
+        is_tested = config.model_type in TESTED_MULTIMODAL
+    _refuse_if_any(name, CHECKS, _candidate(language))
+    if language is not config and language.model_type not in TESTED_FAMILIES:
+        raise ModelError(f"{name} has no parity test in batchgen, so the family is refused (docs/models.md).")
+    if not is_tested and not allow_untested:
         raise ModelError(
             f"model family {config.model_type} has no parity test in batchgen (docs/models.md lists the families that "
             f"have one{_similar_families(config.model_type)}). To run it anyway, set model.allow_untested: true."
         )
 
 
+def _refuse_if_any(name: str, checks: Sequence[Check], candidate: Candidate) -> None:
+    """Raise ModelError with the reason of the first check that has one."""
+    for check in checks:
+        reason = check(candidate)
+        if reason is not None:
+            raise ModelError(f"{name} cannot be run exactly, so it is refused: {reason}.")
+
+
 def _similar_families(family: str) -> str:
     """Return the tested families with the most similar names, as the rest of a sentence."""
-    found = get_close_matches(family, TESTED_FAMILIES)
+    found = get_close_matches(family, TESTED_FAMILIES | TESTED_MULTIMODAL)
     return f", such as {' and '.join(found)}" if found else ""
 
 
@@ -89,6 +107,26 @@ def _model_class(config: PreTrainedConfig) -> type | None:
         return None
     found = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     return found[0] if isinstance(found, tuple) else found
+
+
+def _no_generator(candidate: Candidate) -> str | None:
+    names = candidate.get("architectures") or []
+    if not names or any(map(_generates, names)):
+        return None
+    own_class = (candidate.get("auto_map") or {}).get("AutoModelForCausalLM", "").rpartition(".")[2]
+    if own_class and any(name == own_class or name.endswith("Model") for name in names):  # as in ChatGLMModel
+        return None
+    return f"its architecture in config.json is {' and '.join(names)}, which does not generate text"
+
+
+def _generates(architecture: str) -> bool:
+    return architecture.endswith(_GENERATORS) or architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+
+
+def _prefix_attention(candidate: Candidate) -> str | None:
+    if candidate.config.model_type not in _PREFIX_ATTENTION:
+        return None
+    return "the tokens of its prompts attend to later ones"
 
 
 def _quantised_weights(candidate: Candidate) -> str | None:
@@ -160,11 +198,12 @@ def _batch_dependent_rope(candidate: Candidate) -> str | None:
     return None
 
 
-CHECKS: tuple[Callable[[Candidate], str | None], ...] = (
-    _encoder_decoder,
+Check = Callable[[Candidate], str | None]
+
+CHECKS_OF_ALL: tuple[Check, ...] = (_no_generator, _encoder_decoder, _prefix_attention, _quantised_weights)
+CHECKS: tuple[Check, ...] = (
     _multimodal,
     _no_causal_class,
-    _quantised_weights,
     _state_outside_kv_cache,
     _no_attention_interface,
     _bidirectional,

@@ -5,6 +5,7 @@ Knows processes; `encoder.py` knows what they compute.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -13,7 +14,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import connection, parent_process
+from multiprocessing import connection, parent_process, resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
 
 from batchgen.errors import BatchgenError
@@ -26,6 +27,8 @@ _TOKENS_BEFORE_WORKERS = 2_000_000
 _MAX_WORKERS = 8  # with more, reading and storing in this process is the bottleneck
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+log = logging.getLogger("batchgen")
 
 RowsAndPrompts = tuple[Sequence[Row], Prompts]
 
@@ -54,7 +57,8 @@ def encode_in_order(
     """Yield every batch with its prompts, in the order of the batches; two batches per worker are read ahead.
 
     Workers start if there is more than one core, once this process has encoded `tokens_before_workers` tokens and
-    rows remain. `num_workers` None: one per core, at most 8. Raises BatchgenError if a worker dies.
+    rows remain; if none can be started, this process encodes all rows. `num_workers` None: one per core, at most 8.
+    Raises BatchgenError if a worker dies.
     """
     num_workers = min(_num_cores(), _MAX_WORKERS) if num_workers is None else num_workers
     num_tokens = 0
@@ -71,13 +75,11 @@ def encode_in_order(
 def _encode_in_workers(
     batches: Iterator[Sequence[Row]], encoder: RowEncoder, num_workers: int
 ) -> Generator[RowsAndPrompts]:
-    pool = ProcessPoolExecutor(num_workers, _WorkerContext(), _init_worker, (encoder,))
+    pool = _Pool(encoder, num_workers)
     in_flight: deque[tuple[Sequence[Row], Future[Prompts]]] = deque()
     try:
         for rows in batches:
-            with _signals_held_back():
-                future = pool.submit(_encode, rows)  # may start a worker
-            in_flight.append((rows, future))
+            in_flight.append((rows, pool.submit(rows)))
             if len(in_flight) == 2 * num_workers:
                 yield _oldest(in_flight)
         while in_flight:
@@ -89,7 +91,40 @@ def _encode_in_workers(
             "(taskset -c 0 batchgen ...)"
         ) from error
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.close()
+
+
+class _Pool:
+    """Encodes rows in workers; in this process from the first worker on that cannot be started.
+
+    A machine may lack /dev/shm, which the locks of worker processes need, or limit processes or open files.
+    """
+
+    def __init__(self, encoder: RowEncoder, num_workers: int) -> None:
+        self._encoder, self._num_workers = encoder, num_workers
+        self._executor: ProcessPoolExecutor | None = None
+        self._can_start = True
+
+    def submit(self, rows: Sequence[Row]) -> Future[Prompts]:
+        if self._can_start:
+            try:
+                if self._executor is None:
+                    resource_tracker.ensure_running()  # here, since it unblocks signals
+                    self._executor = ProcessPoolExecutor(
+                        self._num_workers, _WorkerContext(), _init_worker, (self._encoder,)
+                    )
+                with _signals_held_back():
+                    return self._executor.submit(_encode, rows)  # starts a worker if none is idle
+            except OSError as error:
+                self._can_start = False
+                log.info("tokenising in this process, since worker processes cannot be started (%s)", error)
+        encoded: Future[Prompts] = Future()
+        encoded.set_result(self._encoder.encode(rows))
+        return encoded
+
+    def close(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
 
 
 @contextmanager

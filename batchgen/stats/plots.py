@@ -7,6 +7,7 @@ SVG scales with its box, so each plot is drawn twice, wide and narrow, and the p
 from __future__ import annotations
 
 import io
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -105,6 +106,7 @@ def _draw_twice(draw: Callable[[Axes], None], title: str) -> Plot:
 
 
 def _svg(draw: Callable[[Axes], None], title: str, size: Sequence[int]) -> str:
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home that it cannot write to
     import matplotlib as mpl
     from matplotlib.figure import Figure  # not pyplot, which has global state and may need a display
 

@@ -29,8 +29,8 @@ from batchgen.io.output.folder import _warn_of_no_fsync
 from batchgen.prompts import tokenise, workers
 from tests.end_to_end.harness import TinyRunner, answers, json_lines, prompts
 from tests.end_to_end.interrupted import (
-    MANY_AT_ONCE,
     FOUR_AT_ONCE,
+    MANY_AT_ONCE,
     Session,
     Stop,
     chunks,

@@ -37,9 +37,13 @@ _IDS: Settings = {"vocab_size": VOCAB_SIZE, "bos_token_id": 0, "eos_token_id": 1
 
 def tiny_config(model_type: str, overrides: Settings | None = None) -> PreTrainedConfig:
     """Return the registered configuration with some of its settings changed."""
+    return AutoConfig.for_model(model_type, **{**settings_of(model_type), **(overrides or {})})
+
+
+def settings_of(model_type: str) -> dict[str, Any]:
+    """Return all settings of the registered configuration."""
     sizes = _OLD_SIZES if model_type in _WITH_OLD_SIZES else _SIZES
-    settings: dict[str, Any] = {**_IDS, **sizes, **FAMILIES[model_type].settings, **(overrides or {})}
-    return AutoConfig.for_model(model_type, **settings)
+    return {**_IDS, **sizes, **FAMILIES[model_type].settings}
 
 
 def tiny_family(model_type: str, overrides: Settings | None = None) -> PreTrainedModel:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numba
 import pytest
 import torch
 
 from batchgen.errors import ModelError
 from batchgen.models import backends
-from batchgen.models.backends import choose_backend, warm_up
+from batchgen.models.backends import choose_backend, make_backend, warm_up
 from batchgen.models.probe import AttentionLayer
 from batchgen_kernels import CpuBackend
 from batchgen_kernels.cpu import attention
@@ -90,3 +92,32 @@ def test_torchs_default_dtype_may_be_any(head_size: int) -> None:
 def test_a_failure_inside_is_not_hidden() -> None:
     with pytest.raises(ValueError, match="weights"), warm_up(CpuBackend(), layer(64), torch.float32):
         raise ValueError("weights")
+
+
+@pytest.mark.parametrize(
+    ("cache", "words"),
+    [
+        (Path("/first"), None),
+        (Path("/home/me/.cache/batchgen"), "are kept in /home/me/.cache/batchgen, since /first cannot be used"),
+        (None, "are compiled again by every run, since /first cannot be used"),
+    ],
+)
+def test_the_folder_of_the_compiled_kernels_is_logged_unless_it_is_the_first_choice(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cache: Path | None, words: str | None
+) -> None:
+    monkeypatch.setattr(CpuBackend, "preferred_cache", Path("/first"))
+    monkeypatch.setattr(CpuBackend, "cache", cache)
+    with caplog.at_level("INFO", "batchgen"), warm_up(CpuBackend(), layer(16), torch.float32):
+        pass
+    assert caplog.messages == ([] if words is None else [f"the CPU kernels {words}"])
+
+
+def test_triton_keeps_its_kernels_elsewhere_if_it_cannot_write_to_its_own_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    knobs = pytest.importorskip("triton").knobs
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path / "file/cache"))
+    make_backend("triton")
+    assert knobs.cache.dir == str(tmp_path / "batchgen/triton")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 import transformers.dynamic_module_utils
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from batchgen.errors import CapacityError, ModelError
 from batchgen.models import load
@@ -59,12 +61,45 @@ def test_all_end_tokens_of_the_config_count(folder: Path) -> None:
     assert _inspect(folder).eos_token_ids == {258, 259}
 
 
-def test_the_tokenizers_end_token_counts_only_where_the_files_have_none(folder: Path) -> None:
-    """The default of LlamaConfig, 2, does not count either."""
-    _edit(folder / "config.json", eos_token_id=None)
-    _edit(folder / "generation_config.json", eos_token_id=260)
-    assert _inspect(folder).eos_token_ids == {260}
-    _edit(folder / "generation_config.json", eos_token_id=None)
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        ("config.json", {"eos_token_id": 259}),
+        ("config.json", {"eos_token_id": [259]}),
+        ("generation_config.json", {"eos_token_id": 259}),
+        ("generation_config.json", {"eos_token_id": [258, 259]}),
+        ("tokenizer_config.json", {"eos_token": "<|im_start|>"}),
+        ("tokenizer_config.json", {"eos_token": {"__type": "AddedToken", "content": "<|im_start|>", "special": True}}),
+    ],
+)
+def test_an_end_token_counts_wherever_it_is_declared(
+    folder: Path, caplog: pytest.LogCaptureFixture, where: str, value: dict[str, Any]
+) -> None:
+    _edit(folder / "config.json", eos_token_id=258)
+    _edit(folder / "generation_config.json", eos_token_id=258)
+    _edit(folder / "tokenizer_config.json", eos_token="<eos>")
+    with caplog.at_level("INFO", "batchgen"):
+        assert _inspect(folder).eos_token_ids == {258}
+        assert not caplog.messages
+        _edit(folder / where, **value)
+        assert _inspect(folder).eos_token_ids >= {259}
+    (line,) = caplog.messages
+    assert "<eos> 258" in line
+    assert "<|im_start|> 259" in line
+    assert where.replace("tokenizer_config.json", "the tokenizer") in line
+
+
+def test_the_default_of_a_config_class_is_no_declaration(folder: Path) -> None:
+    """LlamaConfig fills in 2."""
+    for name in ("config.json", "generation_config.json"):
+        _edit(folder / name, eos_token_id=None)
+    assert _inspect(folder).eos_token_ids == {258}
+    _edit(folder / "tokenizer_config.json", eos_token=None)
+    assert _inspect(folder).eos_token_ids == set()
+
+
+def test_minus_one_stands_for_no_end_token(folder: Path) -> None:
+    _edit(folder / "generation_config.json", eos_token_id=-1)
     assert _inspect(folder).eos_token_ids == {258}
 
 
@@ -120,6 +155,34 @@ def test_a_loaded_model_is_for_inference_and_has_the_attention_asked_for(folder:
     assert not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert model.config._attn_implementation == "eager"
+
+
+def test_an_adapter_is_refused_by_its_base_model(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "acme/base", "peft_type": "LORA"}')
+    message = r"contains an adapter \(LORA, of acme/base\), which batchgen does not apply; merge it into the base model"
+    with pytest.raises(ModelError, match=message):
+        _inspect(folder)
+    (folder / "config.json").unlink()  # as peft saves an adapter
+    with pytest.raises(ModelError, match=message):
+        _inspect(folder)
+
+
+@pytest.fixture
+def extra_weight(folder: Path) -> Path:
+    """Return a folder with a weight that the model lacks, of which transformers warns in a report."""
+    tensors = {**load_file(folder / "model.safetensors"), "extra.weight": torch.zeros(2)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(("level", "is_shown"), [("INFO", True), ("WARNING", False)])
+def test_transformers_warns_of_nothing_when_the_log_is_quiet(
+    extra_weight: Path, caplog: pytest.LogCaptureFixture, level: str, is_shown: bool
+) -> None:
+    caplog.set_level(level, "batchgen")
+    _load(extra_weight)
+    assert ("extra.weight" in caplog.text) == is_shown
+    assert transformers_logging.get_verbosity() == logging.WARNING
 
 
 def test_loading_prints_nothing_off_a_terminal(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

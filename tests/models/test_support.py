@@ -6,7 +6,9 @@ import pytest
 from transformers import AutoConfig
 
 from batchgen.errors import ModelError
+from batchgen.models.multimodal import TESTED_MULTIMODAL
 from batchgen.models.support import TESTED_FAMILIES, refuse_unsupported
+from tests.families.multimodal import MULTIMODAL
 from tests.families.registry import AVAILABLE, FAMILIES, tiny_config
 
 
@@ -23,6 +25,10 @@ def _passes(family: str, **settings: Any) -> None:
 
 def test_the_tested_families_are_those_with_a_parity_test() -> None:
     assert set(FAMILIES) == TESTED_FAMILIES
+
+
+def test_the_tested_multimodal_families_are_those_with_a_parity_test() -> None:
+    assert set(MULTIMODAL) == TESTED_MULTIMODAL
 
 
 @pytest.mark.parametrize("family", AVAILABLE)
@@ -58,17 +64,79 @@ def test_encoder_decoders_are_refused(family: str) -> None:
     assert "encoder-decoder" in _refusal(family)
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_vl", "gemma3", "gemma4", "llama4", "mllama", "phi4_multimodal"])
-def test_multimodal_models_are_refused_by_their_sub_config(family: str) -> None:
-    assert "vision_config" in _refusal(family)
+@pytest.mark.parametrize(
+    ("family", "part", "reason"),
+    [
+        ("llama4", "llama4_text", "chunked_attention"),
+        ("lfm2_vl", "lfm2", "recurrent, convolutional or hybrid layers"),
+        ("qwen3_5", "qwen3_5_text", "recurrent, convolutional or hybrid layers"),
+        ("gemma4", "gemma4_text", "has no parity test"),
+        ("mllama", "mllama_text_model", "no causal language model"),
+    ],
+)
+def test_a_multimodal_model_is_refused_by_its_language_part(family: str, part: str, reason: str) -> None:
+    with pytest.raises(
+        ModelError, match=rf"the language part \({part}\) of the multimodal model family {family} "
+    ) as no:
+        refuse_unsupported(AutoConfig.for_model(family), allow_untested=True)
+    assert reason in str(no.value)
 
 
-def test_a_vision_config_in_a_text_models_config_is_refused() -> None:
+def test_quantised_weights_of_a_multimodal_model_are_refused() -> None:
+    assert "quantised (fp8)" in _refusal("mistral3", quantization_config={"quant_method": "fp8"})
+
+
+def test_prompts_that_attend_to_later_tokens_are_refused() -> None:
+    assert "attend to later ones" in _refusal("paligemma")
+
+
+def test_a_multimodal_family_without_a_parity_test_needs_allow_untested() -> None:
+    with pytest.raises(ModelError, match=r"aya_vision has no parity test .*model\.allow_untested: true"):
+        refuse_unsupported(AutoConfig.for_model("aya_vision"), allow_untested=False)
+    _passes("aya_vision")
+
+
+def test_a_multimodal_model_without_a_separate_language_part_is_refused() -> None:
+    assert "vision_config" in _refusal("phi4_multimodal")
     assert "vision_config" in _refusal("llama", vision_config={"hidden_size": 8})
 
 
-def test_the_text_model_of_a_multimodal_family_passes() -> None:
-    _passes("gemma3_text")
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "LlamaForSequenceClassification", "Qwen2ForRewardModel", "Qwen2ForProcessRewardModel", "BertForMaskedLM",
+        "LlamaForTokenClassification", "LlamaForQuestionAnswering", "LlamaModel", "Gemma3TextModel",
+        "LlamaForCausalLMEagle3",
+    ],
+)  # fmt: skip
+def test_what_does_not_generate_text_is_refused_by_its_architecture(architecture: str) -> None:
+    assert f"its architecture in config.json is {architecture}" in _refusal("llama", architectures=[architecture])
+    assert architecture in _refusal("gemma3", architectures=[architecture])
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "LlamaForCausalLM",
+        "GPT2LMHeadModel",
+        "Gemma3ForConditionalGeneration",
+        "BertGenerationDecoder",
+        "LLaMAForCausalLM",
+    ],
+)
+def test_generators_pass_by_their_architecture(architecture: str) -> None:
+    _passes("llama", architectures=[architecture])
+
+
+def test_an_architecture_that_is_not_given_passes() -> None:
+    _passes("llama", architectures=None)
+
+
+def test_a_model_class_of_the_checkpoint_may_have_any_name() -> None:
+    _passes("llama", architectures=["OwnThing"], auto_map={"AutoModelForCausalLM": "own_code.OwnThing"})
+    _passes("llama", architectures=["ChatGLMModel"], auto_map={"AutoModelForCausalLM": "own_code.OwnThing"})
+    own = {"AutoModelForCausalLM": "own_code.OwnThing"}
+    assert "OtherHead" in _refusal("llama", architectures=["OtherHead"], auto_map=own)
 
 
 def test_a_model_type_without_a_causal_class_is_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import multiprocessing
 import os
 import pickle
 import signal
@@ -9,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import pytest
 
 from batchgen.errors import BatchgenError
 from batchgen.io.input.rows import Row
+from batchgen.prompts import workers
 from batchgen.prompts.encoder import RowEncoder
 from batchgen.prompts.workers import _signals_held_back, encode_in_order
 from batchgen.spec.job_spec import InputSpec
@@ -72,6 +75,46 @@ def test_a_signal_during_the_start_of_a_worker_is_handled_after_it() -> None:
     with pytest.raises(KeyboardInterrupt):
         start_worker()
     assert ended == [True]
+
+
+def test_no_pool_is_made_for_rows_that_are_all_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", None)
+    assert len(encode(PidEncoder(), num_workers=2)) == 24
+
+
+def _no_semaphores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail as a machine without /dev/shm does."""
+
+    def no_lock(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(workers._WorkerContext, "Lock", no_lock)
+
+
+def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail as a limit of processes does, when the second worker is started."""
+    start, started = workers._Worker.start, list[workers._Worker]()
+
+    def limited(process: workers._Worker) -> None:
+        if started:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        started.append(process)
+        start(process)
+
+    monkeypatch.setattr(workers._Worker, "start", limited)
+
+
+@pytest.mark.parametrize("limit", [_no_semaphores, _one_process])
+def test_where_workers_cannot_be_started_this_process_encodes_the_rows(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, limit: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    limit(monkeypatch)
+    with caplog.at_level("INFO", "batchgen"):
+        found = encode(PidEncoder(), num_workers=2, tokens_before_workers=0)
+    assert [row for row, _ in found] == [*range(24)]
+    assert sum(process == os.getpid() for _, process in found) >= 20
+    assert caplog.text.count("worker processes cannot be started") == 1
+    assert not multiprocessing.active_children()
 
 
 def test_batches_are_read_a_few_ahead() -> None:
@@ -133,7 +176,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         "from batchgen.prompts.workers import encode_in_order\n"
         "from tests.prompts.harness import BATCHES, PidEncoder\n"
         "if __name__ == '__main__':\n"
-        "    found = encode_in_order(BATCHES, PidEncoder(), num_workers=1, tokens_before_workers=0)\n"
+        "    found = encode_in_order(BATCHES, PidEncoder(), num_workers=2, tokens_before_workers=0)\n"
         "    next(found)\n"
         "    print(next(found)[1].token_ids[1], flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
@@ -28,7 +29,7 @@ from batchgen_kernels.contract import (
 )
 from batchgen_kernels.cpu import sampling
 from batchgen_kernels.cpu.attention import TILE_ROWS, Bits, attend_tasks, scratch, tile_address
-from batchgen_kernels.cpu.compile import as_bits
+from batchgen_kernels.cpu.compile import PREFERRED_CACHE, as_bits
 from batchgen_kernels.cpu.llvm import LANES
 from batchgen_kernels.cpu.pool import LIMIT, NUM_QUERIES, START, STOP, write_rows
 from batchgen_kernels.reference import ReferenceBackend
@@ -76,6 +77,8 @@ class _Pool(NamedTuple):
 class CpuBackend:
     """Attention and sampling in float32, bfloat16 and float16; see the module docstring."""
 
+    preferred_cache = PREFERRED_CACHE  # where compiled kernels are kept if that folder can be written to
+
     def __init__(self) -> None:
         self._reference = ReferenceBackend()
         self._pools: dict[int, _Pool] = {}
@@ -83,6 +86,12 @@ class CpuBackend:
         self._num_threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
         numba.set_num_threads(self._num_threads)
         torch.set_num_threads(self._num_threads)  # starting numba set the shared OpenMP runtime to all cores
+
+    @property
+    def cache(self) -> Path | None:
+        """Return the folder in which compiled kernels are kept; None if every process compiles them again."""
+        path = attend_tasks.stats.cache_path  # of numba's subfolder for this package
+        return None if path is None else Path(path).parent
 
     def prepare(self, step: AttentionStep) -> _Prepared:
         """Select the groups that are worth sharing, for all layers."""

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from triton import knobs
 
 from batchgen_kernels import reference
+from batchgen_kernels.cache import choose_cache_folder
 from batchgen_kernels.contract import AttentionOptions, AttentionStep, LayerCache, SampledTokens, SamplingRows
 from batchgen_kernels.triton.attention import Parts, QueryTables, attend_items
 from batchgen_kernels.triton.launch import Launch, LaunchKey, arch_of, constants, launches
@@ -121,6 +124,14 @@ class Prepared:
         return tiling_of(shape, _launches(shape, device), device, self.min_saved_bytes)
 
 
+def use_writable_cache() -> None:
+    """Have Triton keep compiled kernels in another folder of this user if it cannot write to its own."""
+    preferred = Path(knobs.cache.dir)
+    folder = choose_cache_folder(preferred, "triton")
+    if folder is not None and folder != preferred:
+        knobs.cache.dir = str(folder)
+
+
 class TritonBackend:
     """float32, bfloat16 and float16 on a GPU; float32 and float16 in the interpreter.
 
@@ -129,6 +140,7 @@ class TritonBackend:
 
     def __init__(self, min_saved_bytes: float | None = None) -> None:
         self._min_saved_bytes = min_saved_bytes
+        use_writable_cache()
 
     def prepare(self, step: AttentionStep) -> Prepared:
         """Return the step unplanned; its tensors are used, not copied."""
