@@ -11,11 +11,14 @@ from batchgen.errors import InputError
 from batchgen.io.input.files import find_files
 
 
+PARQUET = b"PAR1.\x01\0\0\0PAR1"  # its footer has one byte
+
+
 def touch(folder: Path, *names: str) -> None:
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"PAR1....PAR1" if name.endswith(".parquet") else b"{}\n")
+        path.write_bytes(PARQUET if name.endswith(".parquet") else b"{}\n")
 
 
 def found(path: str | list[str]) -> list[str]:
