@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
-from typing import Any
-
-import pyarrow as pa
+from typing import Any, NamedTuple
 
 UNIT_NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _SECOND = 10**9
@@ -18,6 +16,14 @@ _DAY = 86_400 * _SECOND
 _EPOCH = datetime(1970, 1, 1)
 _EPOCH_ORDINAL = _EPOCH.toordinal()
 _CYCLE_DAYS, _CYCLE_YEARS = 146_097, 400  # the Gregorian calendar repeats itself
+
+
+class MonthDayNano(NamedTuple):
+    """An interval, each part with its own sign. pyarrow's class of that name cannot be pickled."""
+
+    months: int
+    days: int
+    nanoseconds: int
 
 
 @dataclass(frozen=True, slots=True, order=True, repr=False)
@@ -92,13 +98,13 @@ def duration(value: int, unit: str) -> Temporal:
     return Temporal(nanoseconds, text, "duration", rounded, rounded is not None and nanoseconds % 1000 == 0)
 
 
-def interval(value: pa.MonthDayNano) -> Temporal:
-    """Return an interval of months, days and nanoseconds, each with its own sign."""
-    months, days, nanoseconds = value
+def interval(months: int, days: int, nanoseconds: int) -> Temporal:
+    """Return an interval."""
+    value = MonthDayNano(months, days, nanoseconds)
     date_part = f"{months}M" * (months != 0) + f"{days}D" * (days != 0)
     seconds = f"{'-' if nanoseconds < 0 else ''}{_seconds_text(abs(nanoseconds))}S"
     text = f"P{date_part}" if date_part and not nanoseconds else f"P{date_part}T{seconds}"
-    return Temporal(tuple(value), text, "interval", value, is_exact=True)
+    return Temporal(value, text, "interval", value, is_exact=True)
 
 
 def date_text(days: int) -> str:

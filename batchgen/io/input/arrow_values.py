@@ -102,7 +102,7 @@ def _temporals(array: pa.Array) -> list[Any]:
     if types.is_date(type):
         return _each(date_of, day_counts(array))
     if types.is_interval(type):
-        return _each(interval, _plain(array))
+        return _each(lambda value: interval(*value), _plain(array))
     counts = _plain(array.cast(pa.int32() if types.is_time32(type) else pa.int64()))
     if types.is_time(type):
         return _each(lambda count: time_of_day(count, type.unit), counts)

@@ -215,6 +215,8 @@ def _repeated(value: str | None, type: pa.DataType, num_rows: int) -> pa.Array |
 
 
 def _check_partition(column: pa.Array, expected: pa.Array | None, location: str, first_row: int, name: str) -> None:
+    if isinstance(column, pa.DictionaryArray):
+        column, expected = column.dictionary_decode(), None if expected is None else expected.dictionary_decode()
     for i in range(len(column)):
         if expected is None or not column[i].equals(expected[i]):
             raise partition_error(f"{location} {first_row + i + 1}", name, "differs from the column of that name")
