@@ -15,6 +15,15 @@ class Structured(NamedTuple):
     text: str  # its value; schemas and choices as JSON
 
 
+def contradiction(*, temperature: float, n: int, min_tokens: int, max_tokens: int | None) -> str | None:
+    """Return why these values cannot be meant together, beginning with a key; None if they can."""
+    if max_tokens is not None and min_tokens > max_tokens:
+        return f"min_tokens: {min_tokens} is more than max_tokens, which is {max_tokens}"
+    if n > 1 and temperature == 0:
+        return f"n: {n} samples at temperature 0 would all be the same; set a temperature above 0, or n to 1"
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Resolved sampling values of a row; every field is a key of the job's `sampling`, with bad words as token ids.
@@ -49,6 +58,13 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature < MIN_TEMPERATURE
+
+    @property
+    def contradiction(self) -> str | None:
+        """Why these values cannot be meant together, beginning with a key; None if they can."""
+        return contradiction(
+            temperature=self.temperature, n=self.n, min_tokens=self.min_tokens, max_tokens=self.max_tokens
+        )
 
     @property
     def penalises(self) -> bool:

@@ -40,7 +40,7 @@ def resolve_sampling(
     """Resolve the sampling values of a job, each with its source.
 
     Raises ModelError if the model's file has an unusable value that the job file does not override, SpecError if the
-    job file names something that is not a token of the model.
+    job file names something that is not a token of the model, or if values contradict each other.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
     defaults["logit_bias"] = {}  # as a job file has it
@@ -58,9 +58,12 @@ def resolve_sampling(
             settings.append(Setting(key, default, "default"))
     values = {setting.key.removeprefix("sampling."): setting.value for setting in settings}
     try:
-        return SamplingParams(**sampling_encoder.encode(values)), settings
+        params = SamplingParams(**sampling_encoder.encode(values))
     except RowError as error:
         raise SpecError([f"{job.path}: sampling.{error}"]) from None
+    if params.contradiction is not None and job.spec.input.sampling is None:  # else the rows' own values decide
+        raise SpecError([f"{job.path}: sampling.{params.contradiction}"])
+    return params, settings
 
 
 def resolved_document(job: Job, settings: Sequence[Setting], extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from batchgen.io.temporal import Temporal
+
 if TYPE_CHECKING:
     from batchgen.io.input.rows import Row
 
@@ -57,8 +59,11 @@ def row_key(row_index: int, id_value: Any) -> bytes:
     different rows.
     """
     kind, value = (b"index", row_index) if id_value is None else (b"id", id_value)
-    text = value if isinstance(value, str) else repr(value)
-    head = f"{type(value).__name__}\0".encode()
+    if isinstance(value, Temporal):
+        name, text = value.key
+    else:
+        name, text = type(value).__name__, value if isinstance(value, str) else repr(value)
+    head = f"{name}\0".encode()
     return blake2b(head + text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES, person=kind).digest()
 
 

@@ -163,6 +163,8 @@ class RowSampling:
         given = {name: getattr(checked, name) for name in checked.model_fields_set}
         seed = given.pop("seed", self._seed)
         params = replace(self.distinct[0], **self._sampling_encoder.encode(given))
+        if params.contradiction is not None:
+            raise RowError(params.contradiction)
         index = self._params_to_index.setdefault(params, len(self.distinct))
         if index == len(self.distinct):
             self.distinct.append(params)

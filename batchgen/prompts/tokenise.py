@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from batchgen.errors import InputError
-from batchgen.io.input.columns import missing_column, prompt_columns
 from batchgen.io.input.readers import Input
 from batchgen.io.input.rows import Row, RowBatch, RowLocations
 from batchgen.plan.token_store import TokenStore
@@ -84,22 +83,21 @@ def tokenise(
                 bad_rows.fail(bad.row_index, bad.error, bad.num_tokens)
             bar.update(len(prompts.lengths))
     refusals.check(collector.num_rows)
-    _check_columns(source, encoder.spec)
+    _check_columns(source)
     return collector.finish(encoder.max_model_len, source.locations)
 
 
-def _check_columns(source: Input, spec: InputSpec) -> None:
+def _check_columns(source: Input) -> None:
     """Check that some row has each named column; the columns of JSON lines are known only after reading all rows.
 
-    Raises InputError for a column that prompts are made of, and warns of `id` and `system`, which are optional.
+    Raises InputError for a column that prompts are made of, and warns of `id` and `system`, which are optional. A
+    template itself refuses a row that lacks a column.
     """
-    present = source.schema.names
-    for column, setting in prompt_columns(spec).settings.items():
-        if present and column not in present and setting not in ("template", "system_template"):
-            error = missing_column(source.files[0], setting, column, present)
-            if setting not in ("id", "system"):
-                raise error
+    for setting, error in source.missing_columns().items():
+        if setting in ("id", "system"):
             log.warning("%s", error)
+        elif setting not in ("template", "system_template"):
+            raise error
 
 
 class _Collector:

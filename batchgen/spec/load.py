@@ -7,6 +7,7 @@ it is started from.
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 from ruamel.yaml.nodes import MappingNode
 
 from batchgen.errors import SpecError
+from batchgen.sampling_params import contradiction
 from batchgen.spec.chat_template import is_file_name, read_template
 from batchgen.spec.job_spec import JobSpec
 from batchgen.spec.paths import absolute_path, input_path, model_path, output_conflicts
@@ -51,7 +53,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
     spec, wrong_values = _check(values, root)
     problems += wrong_paths + wrong_templates + wrong_values
     if spec and not problems:
-        problems += _output_problems(spec, path, root)
+        problems += _output_problems(spec, path, root) + _contradictions(spec, root)
     if problems or malformed or spec is None:
         raise SpecError([str(problem) for problem in sorted(problems, key=lambda problem: problem.where)] + malformed)
     _warn_backslashes(spec, root)
@@ -118,6 +120,18 @@ def _check(values: dict[str, Any], root: MappingNode) -> tuple[JobSpec | None, l
 def _output_problems(spec: JobSpec, job_path: Path, root: MappingNode) -> list[Problem]:
     key = ("output", "path")
     return [Problem(find(root, key).where, key, conflict) for conflict in output_conflicts(spec, job_path)]
+
+
+def _contradictions(spec: JobSpec, root: MappingNode) -> list[Problem]:
+    """Return the problem of sampling values that cannot be meant together, unless rows may have their own values."""
+    given = spec.sampling
+    temperature = math.inf if given.temperature is None else given.temperature  # None: the model's own, not known yet
+    found = contradiction(temperature=temperature, n=given.n, min_tokens=given.min_tokens, max_tokens=given.max_tokens)
+    if found is None or spec.input.sampling is not None:
+        return []
+    name, _, what = found.partition(": ")
+    key = ("sampling", name)
+    return [Problem(find(root, key).where, key, what)]
 
 
 def _sources(root: MappingNode) -> dict[str, str]:

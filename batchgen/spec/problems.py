@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, get_args
 
@@ -32,11 +32,39 @@ _EXPECTED = {
     "too_short": "at least one entry",
 }
 
+# Key -> what to write instead of a negative number, which other tools use for it.
+_INSTEAD_OF_NEGATIVE = {
+    "limit": "null reads all rows",
+    "logprobs": "null turns them off",
+    "max_errors": "null allows any number",
+    "max_model_len": "null takes the model's own limit",
+    "max_tokens": "null means up to the context limit",
+    "num_blocks": "null takes as many as fit into memory",
+    "prompt_logprobs": "null turns them off",
+    "seed": "null draws one at random",
+    "top_k": "0 turns it off",
+}
+
+_NO_BEAMS = "beam search is not supported; n samples at a temperature above 0 give several completions"
+_THINKING = "write it under input.chat_template_kwargs, which the chat template reads"
+# Name in other tools that no single key replaces -> what to do.
+_FOREIGN_WAYS = {
+    "best_of": "all n samples are written, so that the best can be chosen afterwards; set n",
+    "do_sample": "remove it; temperature 0 is greedy, and any above 0 samples",
+    "early_stopping": _NO_BEAMS,
+    "enable_thinking": _THINKING,
+    "length_penalty": _NO_BEAMS,
+    "num_beams": _NO_BEAMS,
+    "reasoning_effort": _THINKING,
+    "use_beam_search": _NO_BEAMS,
+}
+
 # Name in other tools -> key here. Suggested only where the section has the key.
 FOREIGN_NAMES = {
-    "attn_implementation": "attention",
     "attention_backend": "attention",
+    "attn_implementation": "attention",
     "batch_size": "max_num_seqs",
+    "choice": "structured.choice",
     "column": "prompt",
     "context_length": "max_model_len",
     "data": "path",
@@ -48,9 +76,16 @@ FOREIGN_NAMES = {
     "files": "path",
     "folder": "path",
     "gpu_memory_utilization": "memory_fraction",
+    "grammar": "structured.grammar",
+    "guided_choice": "structured.choice",
+    "guided_decoding": "structured",
+    "guided_grammar": "structured.grammar",
+    "guided_json": "structured.json_schema",
+    "guided_regex": "structured.regex",
     "id_column": "id",
-    "max_batch_size": "max_num_seqs",
+    "json_schema": "structured.json_schema",
     "logits_bias": "logit_bias",
+    "max_batch_size": "max_num_seqs",
     "max_completion_tokens": "max_tokens",
     "max_gen_toks": "max_tokens",
     "max_length": "max_tokens",
@@ -65,18 +100,26 @@ FOREIGN_NAMES = {
     "min_new_tokens": "min_tokens",
     "model": "path",
     "model_name_or_path": "path",
+    "n_predict": "max_tokens",
     "name": "path",
     "num_gpu_blocks_override": "num_blocks",
     "num_predict": "max_tokens",
+    "num_return_sequences": "n",
+    "num_samples": "n",
     "page_size": "block_size",
     "pretrained": "path",
     "prompt_column": "prompt",
     "random_seed": "seed",
+    "regex": "structured.regex",
     "rep_penalty": "repetition_penalty",
     "repeat_penalty": "repetition_penalty",
     "repo_id": "path",
+    "response_format": "structured.json_schema",
     "stop_sequences": "stop",
     "stop_strings": "stop",
+    "stop_words": "stop",
+    "structured_outputs": "structured",
+    "system_message": "system_template",
     "system_prompt": "system_template",
     "temp": "temperature",
     "thinking_budget": "max_reasoning_tokens",
@@ -100,7 +143,8 @@ def values_problem(error: ValidationError, section: str) -> str:
     if item["type"] == "value_error":
         return f"{dotted(key)}: {item['ctx']['error']}"
     got = repr(item["input"])
-    return f"{dotted(key)}: {_expectation(item)}, got {got if len(got) <= 60 else got[:60] + '…'}"
+    got = got if len(got) <= 60 else f"{got[:60]}…"
+    return f"{dotted(key)}: {_expectation(item)}, got {got}{_instead(key, item)}"
 
 
 def section_keys(*sections: str) -> list[str]:
@@ -125,7 +169,7 @@ def _problem(item: Mapping[str, Any], root: MappingNode) -> Problem:
     got = "" if found.node is None else f", got {quoted(found.node)}"
     if item["type"] == "value_error":  # raised in job_spec.py; messages about a section quote its values
         return Problem(found.where, key, f"{item['ctx']['error']}{'' if isinstance(found.node, MappingNode) else got}")
-    return Problem(found.where, key, f"{_expectation(item)}{got}")
+    return Problem(found.where, key, f"{_expectation(item)}{got}{_instead(key, item)}")
 
 
 def _key(item: Mapping[str, Any]) -> Key:
@@ -138,15 +182,29 @@ def _expectation(item: Mapping[str, Any]) -> str:
     return f"expected {_EXPECTED[item['type']].format_map(limits)}"
 
 
+def _instead(key: Key, item: Mapping[str, Any]) -> str:
+    """Return what to write instead of a number that stands for `off` or `all` in other tools, or nothing."""
+    is_negative = item["type"].startswith("greater_than") and item["input"] < 0
+    way = _INSTEAD_OF_NEGATIVE.get(str(key[-1])) if is_negative else None
+    return f"; {way}" if way else ""
+
+
 def _advice(key: Key) -> str:
     *sections, name = (str(part) for part in key)
     known = section_keys(*sections)
     near = FOREIGN_NAMES.get(name)
-    if near not in known:
-        near = next(iter(get_close_matches(name, known, n=1)), None)
-    if near:
+    if near and _is_key(near, sections):
         return f"did you mean {near}?"
+    if name in _FOREIGN_WAYS:
+        return _FOREIGN_WAYS[name]
     elsewhere = [section for section in section_keys() if name in section_keys(section)]
     if elsewhere:
         return f"did you mean {' or '.join(f'{section}.{name}' for section in elsewhere)}?"
-    return f"known here: {', '.join(known)}"
+    nearest = get_close_matches(name, known, n=1)
+    return f"did you mean {nearest[0]}?" if nearest else f"known here: {', '.join(known)}"
+
+
+def _is_key(name: str, sections: Sequence[str]) -> bool:
+    """Return whether a section has a key, which may be that of a subsection: `structured.regex`."""
+    *inner, last = name.split(".")
+    return last in section_keys(*sections, *inner)

@@ -192,6 +192,6 @@ def test_damaged_remote_input_is_named(run_tiny: TinyRunner, store: RemotePath) 
     (store / "x.jsonl.gz").write_bytes(gzip.compress(json_lines(prompts("a", "b")))[:-4])
     assert "x.jsonl.gz: the gzip data is cut off" in run_tiny([], input={"path": str(store / "x.jsonl.gz")}).error
     (store / "x.parquet").write_bytes(b"PAR1")
-    assert "x.parquet: cannot be read as Parquet" in run_tiny([], input={"path": str(store / "x.parquet")}).error
+    assert "x.parquet: the Parquet file is cut off" in run_tiny([], input={"path": str(store / "x.parquet")}).error
     assert "no such file or folder" in run_tiny([], input={"path": str(store / "y.parquet")}).error
     assert "no file matches" in run_tiny([], input={"path": str(store / "y*.parquet")}).error

@@ -24,7 +24,7 @@ OVERRIDES: list[dict[str, Any] | None] = [
     {"stop": ["b;"]},
     {"min_tokens": 5, "stop": "N", "max_tokens": 7},
     {"bad_words": ["N"], "logit_bias": {"Z": 5.0}, "max_tokens": 2},
-    {"n": 2, "max_tokens": 1},
+    {"n": 2, "max_tokens": 1, "temperature": 0.1},
 ]
 
 
@@ -35,7 +35,8 @@ def script_model() -> Any:
 def as_struct(overrides: Sequence[Mapping[str, Any] | None]) -> pa.Array:
     """One struct type for all rows, so that a key that a row does not give is null."""
     return pa.array(overrides, pa.struct({
-        "max_tokens": pa.int64(), "min_tokens": pa.int64(), "n": pa.int32(), "stop": pa.list_(pa.string()),
+        "temperature": pa.float64(), "max_tokens": pa.int64(), "min_tokens": pa.int64(), "n": pa.int32(),
+        "stop": pa.list_(pa.string()),
         "bad_words": pa.list_(pa.string()), "logit_bias": pa.struct({"Z": pa.float64(), "65": pa.float64()}),
     }))  # fmt: skip
 
@@ -67,6 +68,9 @@ BAD = {
     "temprature: unknown key; did you mean temperature?": {"temprature": 1},
     "top_k: expected a whole number, got 2.5": {"top_k": 2.5},
     "n: expected at least 1, got 0": {"n": 0},
+    "top_k: expected at least 0, got -1; 0 turns it off": {"top_k": -1},
+    "n: 2 samples at temperature 0 would all be the same; set a temperature above 0, or n to 1": {"n": 2},
+    "min_tokens: 9 is more than max_tokens, which is 8": {"min_tokens": 9},
     "stop[0]: expected some text, got ''": {"stop": [""]},
     "stop_token_ids[1]: 900 is no token id; the model's go from 0 to 263": {"stop_token_ids": [1, 900]},
     "logit_bias: 'ab' is not one token of the model; give token ids, or use bad_words": {"logit_bias": {"ab": 1}},
@@ -125,7 +129,8 @@ def test_token_ids_take_values_of_their_own_too(run_tiny: TinyRunner) -> None:
 
 
 def test_plan_knows_the_limits_of_rows(run_tiny: TinyRunner) -> None:
-    rows = [{"prompt": "x>", "own": {"max_tokens": 3, "n": 2}}, {"prompt": "y>", "own": {"top_k": -1}}, {"prompt": "z"}]
+    rows = [{"prompt": "x>", "own": {"max_tokens": 3, "n": 2, "temperature": 1}}]
+    rows += [{"prompt": "y>", "own": {"top_k": -1}}, {"prompt": "z"}]
     file = run_tiny.write(rows, input={"sampling": "own"}, sampling={"max_tokens": 20})
     plan = plan_job(load_job(file), quiet=True)
     assert plan.time.num_output_tokens == 2 * 3 + 20

@@ -60,12 +60,19 @@ def test_samples_do_not_depend_on_the_batch(run_tiny: TinyRunner, engine: dict[s
     assert run(run_tiny, 4, **engine).completions == run(run_tiny, 4).completions
 
 
-def test_greedy_samples_are_equal(run_tiny: TinyRunner) -> None:
-    assert run_tiny(prompts("x", "y"), sampling={"n": 2, "max_tokens": 1}).completions == ["X", "X", "Y", "Y"]
+@pytest.mark.parametrize("sampling", ["{n: 2}", "{n: 2, temperature: null}"])
+@pytest.mark.parametrize("generation_config", [None, {"do_sample": True, "temperature": 0.0}])
+def test_several_greedy_samples_are_refused_whatever_makes_them_greedy(
+    run_tiny: TinyRunner, sampling: str, generation_config: dict[str, Any] | None
+) -> None:
+    result = run_tiny(prompts("x"), sampling=sampling, generation_config=generation_config)
+    assert result.exit_code == 2
+    assert "sampling.n: 2 samples at temperature 0 would all be the same" in result.error
 
 
 def test_a_row_that_cannot_run_has_one_output(run_tiny: TinyRunner) -> None:
-    result = run_tiny([{"prompt": "x"}, {"prompt": None}, {"prompt": "y"}], sampling={"n": 2, "max_tokens": 1})
+    rows = [{"prompt": "x"}, {"prompt": None}, {"prompt": "y"}]
+    result = run_tiny(rows, sampling={"n": 2, "temperature": 0.1, "max_tokens": 1})
     assert [(row["completion"], row["finish_reason"], row["sample_index"]) for row in result.rows] == [
         ("X", "length", 0), ("X", "length", 1), (None, "error", 0), ("Y", "length", 0), ("Y", "length", 1),
     ]  # fmt: skip

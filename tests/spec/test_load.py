@@ -88,6 +88,19 @@ def test_missing_key_is_reported_at_its_section() -> None:
             "engine: {gpu_memory_utilization: 1}",
             "engine.gpu_memory_utilization: unknown key; did you mean memory_fraction?",
         ),
+        ("engine: {chat_template: x}", "engine.chat_template: unknown key; did you mean input.chat_template?"),
+        ("sampling: {chat_template: x}", "sampling.chat_template: unknown key; did you mean input.chat_template?"),
+        ("sampling: {do_sample: true}", "sampling.do_sample: unknown key; remove it; temperature 0 is greedy"),
+        ("sampling: {best_of: 4}", "sampling.best_of: unknown key; all n samples are written"),
+        ("sampling: {use_beam_search: true}", "sampling.use_beam_search: unknown key; beam search is not supported"),
+        ("sampling: {num_beams: 4}", "sampling.num_beams: unknown key; beam search is not supported"),
+        ("sampling: {enable_thinking: false}", "sampling.enable_thinking: unknown key; write it under input.chat_temp"),
+        ("sampling: {guided_json: {}}", "sampling.guided_json: unknown key; did you mean structured.json_schema?"),
+        ("sampling: {guided_regex: a}", "sampling.guided_regex: unknown key; did you mean structured.regex?"),
+        ("sampling: {response_format: {}}", "sampling.response_format: unknown key; did you mean structured.json_s"),
+        ("sampling: {num_return_sequences: 2}", "sampling.num_return_sequences: unknown key; did you mean n?"),
+        ("sampling: {stop_words: [a]}", "sampling.stop_words: unknown key; did you mean stop?"),
+        ("sampling: {structured: {schema: {}}}", "sampling.structured.schema: unknown key; did you mean json_schema?"),
         ("sampling: {zzz: 1, min_p: 0}", "sampling.zzz: unknown key; known here: temperature, top_p, top_k, min_p,"),
         ("1: 2", "1: unknown key; known here: model, input, sampling, output, engine, on_error, max_errors"),
     ],
@@ -99,6 +112,7 @@ def test_unknown_key_names_the_nearest_known_one(line: str, advice: str) -> None
 
 def test_every_foreign_name_leads_to_a_key_and_is_not_one() -> None:
     keys = {key for section in section_keys() for key in [section, *section_keys(section)]}
+    keys |= {f"structured.{key}" for key in section_keys("sampling", "structured")}
     assert set(FOREIGN_NAMES.values()) <= keys
     assert not {"max_new_tokens", "max_length", "temp"} & keys
 
@@ -113,6 +127,9 @@ def test_every_foreign_name_leads_to_a_key_and_is_not_one() -> None:
         ("max_tokens: 0", "max_tokens: expected at least 1, got 0"),
         ("max_tokens: 1e3", "max_tokens: expected a whole number, got 1e3"),
         ("temperature: -1", "temperature: expected at least 0, got -1"),
+        ("top_k: -1", "top_k: expected at least 0, got -1; 0 turns it off"),
+        ("seed: -1", "seed: expected at least 0, got -1; null draws one at random"),
+        ("max_tokens: -1", "max_tokens: expected at least 1, got -1; null means up to the context limit"),
         ("temperature: .nan", "temperature: expected a finite number, got .nan"),
         ("temperature: true", "temperature: expected a number, got true"),
         ("top_p: 1.5", "top_p: expected at most 1, got 1.5"),
@@ -129,6 +146,31 @@ def test_every_foreign_name_leads_to_a_key_and_is_not_one() -> None:
 )
 def test_wrong_value_is_quoted_as_written(line: str, problem: str) -> None:
     assert problems(sampling(line)) == [f"job.yaml:5: sampling.{problem}"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        ("min_tokens: 9\n  max_tokens: 8", "min_tokens: 9 is more than max_tokens, which is 8"),
+        (
+            "n: 2\n  temperature: 0",
+            "n: 2 samples at temperature 0 would all be the same; set a temperature above 0, or n to 1",
+        ),
+    ],
+)
+def test_values_that_contradict_each_other_are_named(lines: str, problem: str) -> None:
+    assert problems(sampling(lines)) == [f"job.yaml:5: sampling.{problem}"]
+
+
+@pytest.mark.parametrize(
+    "line", ["n: 2", "n: 2\n  temperature: 0.1", "min_tokens: 8\n  max_tokens: 8", "min_tokens: 9"]
+)
+def test_values_that_can_be_meant_together_are_accepted(line: str) -> None:
+    load(sampling(line))
+
+
+def test_values_that_rows_may_replace_are_accepted() -> None:
+    load(sampling("n: 2\n  temperature: 0").replace("question}", "question, sampling: own}"))
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,20 @@ import glob
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 from batchgen.errors import InputError
-from batchgen.io.input.streams import inner_name, is_compressed, open_bytes
+from batchgen.io.input.folders import (
+    Partition,
+    base_of,
+    common_partitions,
+    partition_of,
+    refuse_listed_table,
+    refuse_table,
+)
+from batchgen.io.input.streams import LFS_POINTER, inner_name, is_compressed, open_bytes, refuse_lfs_pointer
 from batchgen.io.remote import FileState, Location, RemotePath, locate, state_of
 
 Format = Literal["parquet", "jsonl"]
@@ -22,10 +30,11 @@ Format = Literal["parquet", "jsonl"]
 _FORMATS: dict[str, Format] = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
 _SUFFIXES = f"{', '.join(_FORMATS)}, and those of JSON lines followed by .gz or .zst"
 _OTHER_COMPRESSION = (".bz2", ".xz", ".zip", ".lz4")
-_PARQUET_MAGIC = b"PAR1"
+_PARQUET_MAGIC, _ENCRYPTED_MAGIC = b"PAR1", b"PARE"
+ENCRYPTED = "the Parquet file is encrypted, as a whole or in some columns, which is not supported; write it unencrypted"
 _OTHER_MAGIC = {  # first bytes that no JSON lines file has
     _PARQUET_MAGIC: "Parquet",
-    b"PARE": "encrypted Parquet",
+    _ENCRYPTED_MAGIC: "encrypted Parquet",
     b"\x1f\x8b": "gzip data",
     b"\x28\xb5\x2f\xfd": "Zstandard data",
     b"\xff\xfe": "UTF-16 text",
@@ -40,6 +49,7 @@ class DataFile:
     path: Location
     name: str  # for row locations: relative to the folder that all files share, always valid UTF-8
     state: FileState
+    partition: Partition = field(default_factory=dict)
 
     def check_unchanged(self) -> None:
         """Raise InputError if the file has changed since the job began: its rows would not match their completions."""
@@ -49,6 +59,11 @@ class DataFile:
             raise InputError(f"{self.path}: cannot be read: {error.strerror}") from error
         if now != self.state:
             raise InputError(f"{self.path}: the file was changed while the job ran")
+
+
+class _Found(NamedTuple):
+    path: Location
+    base: Location  # the folder that the entry of `input.path` names, or that of a pattern's first wildcard
 
 
 class FoundFiles(NamedTuple):
@@ -66,13 +81,15 @@ def find_files(path: str | Sequence[str], format: Literal["auto", "parquet", "js
     if not entries or not all(entries):
         raise InputError("input.path is empty")
     try:
-        paths = [found for entry in entries for found in _expand(entry)]
+        found = [each for entry in entries for each in _expand(entry)]
+        paths = [each.path for each in found]
         _refuse_repeated(paths)
         _refuse_other_compression(paths)
         chosen = _common_format(paths) if format == "auto" else format
         for each in paths:
             _check_first_bytes(each, chosen)
-        return FoundFiles(tuple(_data_files(paths)), chosen)
+        partitions = common_partitions(paths, [partition_of(*each) for each in found])
+        return FoundFiles(tuple(_data_files(paths, partitions)), chosen)
     except OSError as error:
         raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
@@ -83,22 +100,23 @@ def natural_key(path: Location) -> list[list[str | int]]:
     return [*([int(x) if i % 2 else x for i, x in enumerate(part)] for part in parts), [str(path)]]
 
 
-def _expand(entry: str) -> list[Location]:
+def _expand(entry: str) -> list[_Found]:
     path = locate(entry)
     is_file = path.is_file() if isinstance(path, RemotePath) else path.exists() and not path.is_dir()
     if is_file:
-        return [path]
+        return [_Found(path, path.parent)]
     if path.is_dir():
-        found = list(_in_folder(path))
+        found, base = list(_in_folder(path)), path
         problem = f"the folder holds no data file ({_SUFFIXES})"
     elif glob.has_magic(str(path)):
-        found = _in_glob(path)
+        found, base = _in_glob(path), base_of(path)
         problem = "no file matches"
     else:
         raise InputError(f"{path}: no such file or folder")
     if not found:
         raise InputError(f"{path}: {problem}")
-    return sorted(found, key=natural_key)
+    refuse_table(path, base, found)
+    return [_Found(each, base) for each in sorted(found, key=natural_key)]
 
 
 def _in_glob(pattern: Location) -> list[Location]:
@@ -120,7 +138,9 @@ def _parts_below(folder: Location, path: Location) -> list[str]:
 
 def _in_folder(folder: Location) -> Iterator[Location]:
     if isinstance(folder, RemotePath):
-        for path in folder.find():
+        paths = folder.find()
+        refuse_listed_table(folder, paths)
+        for path in paths:
             if _is_data(path.name) and not any(map(_is_marker, path.parts[len(folder.parts) :])):
                 yield path
     else:
@@ -143,7 +163,8 @@ def _raise(error: OSError) -> None:
 
 
 def _is_marker(name: str) -> bool:
-    return name.startswith((".", "_"))
+    """True for names of files and folders that hold no rows; `_key=value` is a folder of rows."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
 def _is_data(name: str) -> bool:
@@ -193,7 +214,8 @@ def _check_first_bytes(path: Location, format: Format) -> None:
 
 def _check_jsonl(path: Location) -> None:
     with open_bytes(path) as file:
-        head = file.read(4)
+        head = file.read(len(LFS_POINTER))
+    refuse_lfs_pointer(path, head)
     for magic, kind in _OTHER_MAGIC.items():
         if head.startswith(magic):
             raise InputError(f"{path}: not JSON lines but {kind}")
@@ -204,19 +226,47 @@ def _check_parquet(path: Location) -> None:
         raise InputError(
             f"{path}: Parquet in {path.suffix} is not supported; decompress it (Parquet has its own compression)"
         )
-    with path.open("rb") if isinstance(path, Path) else path.open_ranged() as file:
-        if file.read(4) != _PARQUET_MAGIC:
+    with _open_ranged(path) as file:
+        head = file.read(len(LFS_POINTER))
+        refuse_lfs_pointer(path, head)
+        if not head:
+            raise InputError(f"{path}: the file is empty; even a Parquet file without rows has a header and a footer")
+        if head.startswith(_ENCRYPTED_MAGIC):
+            raise InputError(f"{path}: {ENCRYPTED}")
+        if not head.startswith(_PARQUET_MAGIC):
             raise InputError(f"{path}: not a Parquet file (it does not begin with PAR1)")
-        file.seek(-4, os.SEEK_END)
-        tail = file.read(4)
-    if tail != _PARQUET_MAGIC:
+        _footer_len(path, file)
+
+
+def footer_len(path: Location) -> int:
+    """Return the bytes of a Parquet file's footer, as the file's end states them. Raises InputError."""
+    with _open_ranged(path) as file:
+        return _footer_len(path, file)
+
+
+def _footer_len(path: Location, file: BinaryIO) -> int:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(size - 8, 0))
+    tail = file.read(8)
+    if size < 12 or not tail.endswith(_PARQUET_MAGIC):
         raise InputError(f"{path}: the Parquet file is cut off (it does not end with PAR1)")
+    length = int.from_bytes(tail[:4], "little")
+    if not 0 < length <= size - 12:
+        raise InputError(
+            f"{path}: the Parquet file is damaged: it states a footer of {length:,} bytes, and there are only "
+            f"{size - 12:,}; copy or write the file again"
+        )
+    return length
 
 
-def _data_files(paths: Sequence[Location]) -> Iterator[DataFile]:
+def _open_ranged(path: Location) -> BinaryIO:
+    return path.open("rb") if isinstance(path, Path) else path.open_ranged()
+
+
+def _data_files(paths: Sequence[Location], partitions: Sequence[Partition]) -> Iterator[DataFile]:
     # A URL is treated as a path from the root, so that it gets a name among local files too.
     absolute = [os.path.abspath(path if isinstance(path, Path) else f"/{path}") for path in paths]
     shared = os.path.commonpath([os.path.dirname(path) for path in absolute])
-    for path, full in zip(paths, absolute, strict=True):
+    for path, full, partition in zip(paths, absolute, partitions, strict=True):
         name = os.fsencode(os.path.relpath(full, shared)).decode("utf-8", "backslashreplace")
-        yield DataFile(path, name, state_of(path))
+        yield DataFile(path, name, state_of(path), partition)

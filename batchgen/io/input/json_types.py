@@ -6,7 +6,7 @@ text is kept, other values become their JSON text. No type is guessed from the c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -84,10 +84,11 @@ class Shape:
 
 
 class ColumnTypes:
-    """The types of all columns, in the order in which the columns first appeared."""
+    """The types of all columns, in the order in which the columns first appeared; those of `last` are at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: Collection[str] = ()) -> None:
         self._columns: dict[str, Shape] = {}
+        self._last = last
 
     def __len__(self) -> int:
         return len(self._columns)
@@ -96,7 +97,8 @@ class ColumnTypes:
         _observe_fields(self._columns, row, 0)
 
     def schema(self) -> pa.Schema:
-        return pa.schema([(name, shape.arrow_type()) for name, shape in self._columns.items()])
+        names = sorted(self._columns, key=lambda name: name in self._last)
+        return pa.schema([(name, self._columns[name].arrow_type()) for name in names])
 
 
 def to_batch(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:

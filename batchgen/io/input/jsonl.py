@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from batchgen.errors import InputError, RowError
 from batchgen.io.input import strict_json
-from batchgen.io.input.columns import PromptColumns
+from batchgen.io.input.columns import ABSENT, PromptColumns, find_value, missing_column
 from batchgen.io.input.files import DataFile
+from batchgen.io.input.folders import partition_error
 from batchgen.io.input.json_types import ColumnTypes, to_batch
 from batchgen.io.input.rows import Row, RowLocations
 from batchgen.io.input.streams import inner_name, open_bytes
@@ -71,6 +72,7 @@ class JsonlInput:
         self._columns = columns
         self._limit = limit
         self._schema: pa.Schema | None = None
+        self._present: set[str] = set()  # the named columns that some row has
         self.locations = RowLocations()
 
     @property
@@ -82,12 +84,22 @@ class JsonlInput:
         assert self._schema is not None, "the schema is known only after all rows have been read"
         return self._schema
 
+    def missing_columns(self) -> dict[str, InputError]:
+        fields = list(self.schema)
+        if self._files[0].partition.keys() >= set(self.schema.names):
+            return {}  # no line could be read
+        return {
+            setting: missing_column(self.files[0], setting, column, fields)
+            for column, setting in self._columns.settings.items()
+            if column not in self._present
+        }
+
     def read_rows(self) -> Iterator[Row]:
         return (row for batch in self.read_row_batches() for row in batch.rows())
 
     def read_row_batches(self) -> Iterator[_JsonlRows]:
-        self.locations = RowLocations()
-        types = ColumnTypes()
+        self.locations, self._present = RowLocations(), set()
+        types = ColumnTypes(last=self._files[0].partition)
         index = 0
         for records in self._record_batches():
             for record in records:
@@ -105,14 +117,15 @@ class JsonlInput:
 
     def _row(self, index: int, record: _Record) -> Row:
         self.locations.add(index, record.kind, record.number)
+        found = {name: find_value(record.values, name) for name in self._columns.settings}
+        found = {name: value for name, value in found.items() if value is not ABSENT}
+        self._present.update(found)
         if record.problem is not None:
             return Row(index, record.location, error=f"{record.location}: {record.problem}")
         values = {}
-        for name in self._columns.settings:
-            if name not in record.values:
-                continue
+        for name, value in found.items():
             try:
-                values[name] = self._columns.plain(name, record.values[name])
+                values[name] = self._columns.plain(name, value)
             except RowError as error:
                 return Row(index, record.location, error=f"{record.location}: key {strict_json.quote(name)}: {error}")
         return Row(index, record.location, values)
@@ -138,12 +151,12 @@ def _read_file(file: DataFile) -> Iterator[_Record]:
         for number, line in enumerate(_lines(stream), start=1):
             if line is None:
                 problem = f"the line is longer than {_MAX_LINE_BYTES:,} bytes"
-                yield _Record(kind, number, {}, problem, _MAX_LINE_BYTES)
+                yield _Record(kind, number, {**file.partition}, problem, _MAX_LINE_BYTES)
                 continue
             if number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip(_SPACE):
-                yield _read_line(kind, number, line)
+                yield _read_line(file, kind, number, line)
     file.check_unchanged()
 
 
@@ -155,12 +168,27 @@ def _lines(stream: BinaryIO) -> Iterator[bytes | None]:
             line = stream.readline(_MAX_LINE_BYTES + 1)
 
 
-def _read_line(kind: str, number: int, line: bytes) -> _Record:
+def _read_line(file: DataFile, kind: str, number: int, line: bytes) -> _Record:
     try:
         values, problem = _parse_line(line)
     except RowError as error:
         values, problem = {}, str(error)
+    for name, value in file.partition.items():
+        if not _is_same(values.setdefault(name, value), value):
+            raise partition_error(f"{file.path} line {number}", name, "differs from the key of that name")
     return _Record(kind, number, values, problem, len(line))
+
+
+def _is_same(value: Any, text: str | None) -> bool:
+    """Return whether a JSON value is what a folder name says as text."""
+    if text is None or not isinstance(value, int | float):
+        return bool(value == text)
+    if isinstance(value, bool):
+        return text == strict_json.to_text(value)
+    try:
+        return value == type(value)(text)
+    except ValueError:
+        return False
 
 
 def _parse_line(line: bytes) -> tuple[dict[str, Any], str | None]:
@@ -169,7 +197,7 @@ def _parse_line(line: bytes) -> tuple[dict[str, Any], str | None]:
         text = line.rstrip(b"\r\n").decode()
     except UnicodeDecodeError as error:
         raise RowError(f"not valid UTF-8 at byte {error.start + 1} of the line") from error
-    values = strict_json.parse(text)
+    values = _parse_json(text)
     if not isinstance(values, dict):
         raise RowError("the line is JSON, but not an object")
     if not _SURROGATE.search(text):
@@ -177,6 +205,19 @@ def _parse_line(line: bytes) -> tuple[dict[str, Any], str | None]:
     bad = [name for name, value in values.items() if strict_json.has_lone_surrogate([name, value])]
     good = {name: value for name, value in values.items() if name not in bad}
     return good, f"half a surrogate pair in {', '.join(map(strict_json.quote, bad))}" if bad else None
+
+
+def _parse_json(text: str) -> Any:
+    try:
+        return strict_json.parse(text)
+    except RowError as error:
+        at = text.find("\0")
+        if at < 0:
+            raise
+        raise RowError(
+            f"the line has NUL bytes from column {at + 1} on: the file was not written or copied to its end, "
+            "or it is UTF-16 text"
+        ) from error
 
 
 def _refuse_other_json(path: Location) -> None:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from batchgen.errors import InputError, RowError
 from batchgen.io.input import strict_json
-from batchgen.io.input.columns import PromptColumns
-from batchgen.io.input.files import DataFile
-from batchgen.io.input.parquet_schema import check_prompt_columns, unify
+from batchgen.io.input.columns import PromptColumns, find_path
+from batchgen.io.input.files import ENCRYPTED, DataFile, footer_len
+from batchgen.io.input.folders import partition_error
+from batchgen.io.input.parquet_schema import check_prompt_columns, unify, with_partition
 from batchgen.io.input.rows import Row, RowLocations
 from batchgen.io.remote import Location, parquet_source
 
@@ -44,23 +47,39 @@ class _ParquetRows:
         return int(self._piece.batch.num_rows)
 
     def column(self, name: str) -> pa.Array:
-        return self._piece.batch.column(name)
+        batch = self._piece.batch
+        path = find_path(list(batch.schema), name)
+        assert path is not None, "the columns were checked when the input was opened"
+        column = batch.column(path[0])
+        return pc.struct_field(column, list(path[1:])) if path[1:] else column
 
     def rows(self, *, without: str | None = None) -> Iterator[Row]:
-        arrays = {name: self.column(name) for name in self._columns.settings if name != without}
+        named = {name: self._values(name) for name in self._columns.settings if name != without}
         for offset in range(len(self)):
             index, number = self._piece.first_index + offset, self._piece.first_row + offset + 1
-            cells = {name: array[offset] for name, array in arrays.items()}
-            yield self._row(index, f"{self._piece.file.name} row {number}", cells)
+            values = {name: column[offset] for name, column in named.items()}
+            yield _row(index, f"{self._piece.file.name} row {number}", values)
 
-    def _row(self, index: int, location: str, cells: dict[str, pa.Scalar]) -> Row:
-        values = {}
-        for name, cell in cells.items():
-            try:
-                values[name] = self._columns.plain(name, _to_python(cell), null_is_absent=True)
-            except RowError as error:
-                return Row(index, location, error=f"{location}: column {strict_json.quote(name)}: {error}")
-        return Row(index, location, values)
+    def _values(self, name: str) -> list[Any]:
+        """Return the values of a column, with a RowError in place of a value that cannot be used."""
+        array = self.column(name)
+        try:
+            return self._columns.values(name, array)
+        except RowError:
+            return [self._value_or_error(name, array.slice(i, 1)) for i in range(len(array))]
+
+    def _value_or_error(self, name: str, array: pa.Array) -> Any:
+        try:
+            return self._columns.values(name, array)[0]
+        except RowError as error:
+            return error
+
+
+def _row(index: int, location: str, values: dict[str, Any]) -> Row:
+    for name, value in values.items():
+        if isinstance(value, RowError):
+            return Row(index, location, error=f"{location}: column {strict_json.quote(name)}: {value}")
+    return Row(index, location, values)
 
 
 class ParquetInput:
@@ -68,9 +87,10 @@ class ParquetInput:
 
     def __init__(self, files: tuple[DataFile, ...], columns: PromptColumns, limit: int | None) -> None:
         schemas = [_read_schema(file) for file in files]
-        self.schema: pa.Schema = unify([file.path for file in files], schemas)
+        unified = unify([file.path for file in files], schemas)
+        self.schema: pa.Schema = with_partition(unified, files[0].partition)
         for file, schema in zip(files, schemas, strict=True):
-            check_prompt_columns(file.path, schema, columns)
+            check_prompt_columns(file.path, with_partition(schema, file.partition), self.schema, columns)
         self._files = files
         self._columns = columns
         self._limit = limit
@@ -79,6 +99,9 @@ class ParquetInput:
     @property
     def files(self) -> tuple[Location, ...]:
         return tuple(file.path for file in self._files)
+
+    def missing_columns(self) -> dict[str, InputError]:
+        return {}
 
     def read_rows(self) -> Iterator[Row]:
         return (row for batch in self.read_row_batches() for row in batch.rows())
@@ -98,8 +121,9 @@ class ParquetInput:
         for file in self._files:
             first_index = index
             for batch in _read_file(file) if index < limit else ():
-                batch = _conform(batch.slice(0, limit - index), self.schema, file.path)
-                yield _Piece(file, index - first_index, index, batch)
+                first_row = index - first_index
+                batch = _conform(batch.slice(0, limit - index), self.schema, file, first_row)
+                yield _Piece(file, first_row, index, batch)
                 index += batch.num_rows
                 if index == limit:
                     break
@@ -110,26 +134,43 @@ def _as_input_error(path: Location) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        if "decrypt" in str(error):
+            raise InputError(f"{path}: {ENCRYPTED}") from error
         raise InputError(f"{path}: cannot be read as Parquet: {str(error).partition(chr(10))[0]}") from error
 
 
+@contextmanager
+def _opened(path: Location) -> Iterator[pq.ParquetFile]:
+    # With pre-buffering Arrow keeps the whole file in memory until it is closed.
+    with _as_input_error(path), parquet_source(path) as source, _parquet_file(path, source) as parquet:
+        yield parquet
+
+
+def _parquet_file(path: Location, source: Path | BinaryIO) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(source, pre_buffer=False)
+    except OSError as error:
+        if "size limit" not in str(error):  # of Arrow, on what a footer holds: 1,000,000 items, 100 MB of text
+            raise
+    limit = footer_len(path)
+    return pq.ParquetFile(source, pre_buffer=False, thrift_string_size_limit=limit, thrift_container_size_limit=limit)
+
+
 def _read_schema(file: DataFile) -> pa.Schema:
-    with _as_input_error(file.path), parquet_source(file.path) as source, pq.ParquetFile(source) as parquet:
+    with _opened(file.path) as parquet:
         schema: pa.Schema = parquet.schema_arrow
         schema.to_string(show_field_metadata=False, show_schema_metadata=False)  # raises for a damaged name
         return schema
 
 
 def _read_file(file: DataFile) -> Iterator[pa.RecordBatch]:
-    with _as_input_error(file.path):
-        file.check_unchanged()
-        # With pre-buffering Arrow keeps the whole file in memory until it is closed.
-        with parquet_source(file.path) as source, pq.ParquetFile(source, pre_buffer=False) as parquet:
-            batch_size = _batch_rows(parquet.metadata)
-            # Arrow cannot make one batch of nested dictionaries from two row groups.
-            for group in range(parquet.num_row_groups):
-                yield from parquet.iter_batches(batch_size, row_groups=[group])
-        file.check_unchanged()
+    file.check_unchanged()
+    with _opened(file.path) as parquet:
+        batch_size = _batch_rows(parquet.metadata)
+        # Arrow cannot make one batch of nested dictionaries from two row groups.
+        for group in range(parquet.num_row_groups):
+            yield from parquet.iter_batches(batch_size, row_groups=[group])
+    file.check_unchanged()
 
 
 def _batch_rows(metadata: pq.FileMetaData) -> int:
@@ -139,27 +180,49 @@ def _batch_rows(metadata: pq.FileMetaData) -> int:
     return max(1, min(_BATCH_ROWS, fitting))
 
 
-def _conform(batch: pa.RecordBatch, schema: pa.Schema, path: Location) -> pa.RecordBatch:
-    """Return the batch with the columns and types of the whole input; a column that its file lacks is null."""
+def _conform(batch: pa.RecordBatch, schema: pa.Schema, file: DataFile, first_row: int) -> pa.RecordBatch:
+    """Return the batch with the columns and types of the whole input; a column that its file lacks is null.
+
+    The columns that the file's folders give are filled in, or compared if the file has them itself.
+    """
     present = dict(zip(batch.schema.names, batch.columns, strict=True))
     absent = pa.nulls(batch.num_rows)
     try:
-        arrays = [_cast(present.get(field.name, absent), field.type) for field in schema]
+        columns = {field.name: _cast(present.get(field.name, absent), field.type) for field in schema}
     except pa.ArrowException as error:
-        raise InputError(f"{path}: a value does not fit the type that its column has in all files: {error}") from error
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        raise InputError(
+            f"{file.path}: a value does not fit the type that its column has in all files: {error}"
+        ) from error
+    for name, value in file.partition.items():
+        expected = _repeated(value, schema.field(name).type, batch.num_rows)
+        if name in present:
+            _check_partition(columns[name], expected, f"{file.path} row", first_row, name)
+        elif expected is None:
+            raise partition_error(str(file.path), name, f"holds no {schema.field(name).type}, as in other files")
+        else:
+            columns[name] = expected
+    return pa.RecordBatch.from_arrays([*columns.values()], schema=schema)
+
+
+def _repeated(value: str | None, type: pa.DataType, num_rows: int) -> pa.Array | None:
+    """Return a column that has one value in all rows; None if the type has no such value."""
+    if value is None:
+        return pa.nulls(num_rows, type)
+    try:
+        return _cast(pa.repeat(pa.scalar(value), num_rows), type)
+    except pa.ArrowException:
+        return None
+
+
+def _check_partition(column: pa.Array, expected: pa.Array | None, location: str, first_row: int, name: str) -> None:
+    if isinstance(column, pa.DictionaryArray):
+        column, expected = column.dictionary_decode(), None if expected is None else expected.dictionary_decode()
+    for i in range(len(column)):
+        if expected is None or not column[i].equals(expected[i]):
+            raise partition_error(f"{location} {first_row + i + 1}", name, "differs from the column of that name")
 
 
 def _cast(array: pa.Array, type: pa.DataType) -> pa.Array:
     if pa.types.is_null(array.type):  # Arrow casts null to some types only
         return pa.nulls(len(array), type)
     return array if array.type == type else array.cast(type)
-
-
-def _to_python(cell: pa.Scalar) -> Any:
-    try:
-        return cell.as_py()
-    except UnicodeDecodeError as error:  # Arrow does not validate strings when it reads them
-        raise RowError(f"not valid UTF-8 at byte {error.start + 1}") from error
-    except (ValueError, OverflowError) as error:
-        raise RowError(f"Python cannot hold the value: {error}") from error

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from batchgen.errors import InputError
-from batchgen.io.arrow_types import is_bytes, is_list, is_text
-from batchgen.io.input.columns import PromptColumns, missing_column
+from batchgen.io.arrow_types import is_bytes, is_extension, is_list, is_text, repeated_field
+from batchgen.io.input.columns import PromptColumns, find_path, inner_fields, missing_column
+from batchgen.io.input.folders import Partition
 from batchgen.io.remote import Location
 
 
@@ -32,15 +33,36 @@ def unify(paths: Sequence[Location], schemas: Sequence[pa.Schema]) -> pa.Schema:
     return pa.schema(fields.values())
 
 
-def check_prompt_columns(path: Location, schema: pa.Schema, columns: PromptColumns) -> None:
+def with_partition(schema: pa.Schema, partition: Partition) -> pa.Schema:
+    """Return a schema that ends with the columns that folder names give, as text, apart from those that it has."""
+    given = [pa.field(name, pa.string()) for name in partition if name not in schema.names]
+    return pa.schema([*schema, *given])
+
+
+def check_prompt_columns(path: Location, schema: pa.Schema, unified: pa.Schema, columns: PromptColumns) -> None:
     """Raise InputError for a named column that the file lacks, or whose type does not fit its setting."""
     for column, setting in columns.settings.items():
-        if column not in schema.names:
-            raise missing_column(path, setting, column, schema.names)
-        type = _storage(schema.field(column).type)
+        steps = _steps(schema, column)
+        if steps is None:
+            raise missing_column(path, setting, column, list(schema))
+        if [step.name for step in steps] != [step.name for step in _steps(unified, column) or ()]:
+            raise InputError(f"{path}: {column!r} is a field of {steps[0].name!r}, and in another file a column")
+        repeated = repeated_field(steps[0].type)
+        if repeated is not None:
+            raise InputError(f"{path}: column {steps[0].name!r} has more than one field named {repeated!r}; rename one")
+        type = _storage(steps[-1].type)
         needed = _expected_type(setting, type)
         if needed is not None and not pa.types.is_null(type):
             raise InputError(f"{path}: column {column!r} is {type}; input.{setting} needs {needed}")
+
+
+def _steps(schema: pa.Schema, column: str) -> list[pa.Field] | None:
+    """Return the fields that lead to a column, from the outermost; None if there is no such column."""
+    fields, steps = list(schema), []
+    for i in find_path(fields, column) or ():
+        steps.append(fields[i])
+        fields = inner_fields(fields[i])
+    return steps or None
 
 
 def _refuse_duplicates(path: Location, names: Sequence[str]) -> None:
@@ -65,13 +87,13 @@ def _expected_type(setting: str, type: pa.DataType) -> str | None:
     """Describe the type that the setting needs; None if `type` fits."""
     if setting in ("prompt", "system", "text") and not _is_text_or_bytes(type):
         return "text"
-    if setting == "messages" and not (_is_text_or_bytes(type) or _is_list_of(type, pa.types.is_struct)):
+    if setting == "messages" and not (_is_text_or_bytes(type) or _is_list_of(type, _is_object)):
         return "a list of {role, content}, or text that holds one as JSON"
-    if setting == "sampling" and not (_is_text_or_bytes(type) or pa.types.is_struct(type)):
+    if setting == "sampling" and not (_is_text_or_bytes(type) or _is_object(type)):
         return "a struct of sampling keys, or text that holds one as JSON"
-    if setting in ("tools", "documents") and not (_is_text_or_bytes(type) or _is_list_of(type, pa.types.is_struct)):
+    if setting in ("tools", "documents") and not (_is_text_or_bytes(type) or _is_list_of(type, _is_object)):
         return "a list of objects, or text with one as JSON"
-    if setting == "chat_template_kwargs" and not (_is_text_or_bytes(type) or pa.types.is_struct(type)):
+    if setting == "chat_template_kwargs" and not (_is_text_or_bytes(type) or _is_object(type)):
         return "a struct of variables, or text with one as JSON"
     if setting == "token_ids" and not _is_list_of(type, pa.types.is_integer):
         return "a list of integers"
@@ -90,5 +112,9 @@ def _is_list_of(type: pa.DataType, is_item: Callable[[pa.DataType], bool]) -> bo
     return is_list(type) and (is_item(type.value_type) or pa.types.is_null(type.value_type))
 
 
+def _is_object(type: pa.DataType) -> bool:
+    return isinstance(type, pa.JsonType) or bool(pa.types.is_struct(type) or pa.types.is_map(type))
+
+
 def _storage(type: pa.DataType) -> pa.DataType:
-    return type.storage_type if isinstance(type, pa.BaseExtensionType) else type
+    return type.storage_type if is_extension(type) else type

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
+from batchgen.errors import InputError
 from batchgen.io.input.columns import prompt_columns
 from batchgen.io.input.files import find_files
 from batchgen.io.input.jsonl import JsonlInput
@@ -35,6 +36,12 @@ class Input(Protocol):
     @property
     def locations(self) -> RowLocations:
         """The file and line or row of every row that `read_rows` or `read_row_batches` has yielded."""
+
+    def missing_columns(self) -> Mapping[str, InputError]:
+        """Return an error for each setting whose column no row has; for JSON lines after all rows have been read.
+
+        Parquet files that lack a column are refused when they are opened. Empty if there are no rows.
+        """
 
     def read_rows(self) -> Iterator[Row]:
         """Yield every row with the values that make its prompt; a row that cannot be read has an `error` instead."""

@@ -19,6 +19,7 @@ from batchgen.io.remote import Location
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
 _MAGIC = {"gzip": (b"\x1f\x8b",), "zstd": (b"\x28\xb5\x2f\xfd", *(bytes([n, 0x2A, 0x4D, 0x18]) for n in range(80, 96)))}
 _BUFFER_BYTES = 64 << 10
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the first bytes of a pointer file
 
 
 def is_compressed(path: PurePath | Location) -> bool:
@@ -44,14 +45,21 @@ def open_bytes(path: Location) -> Iterator[BinaryIO]:
         if codec is None:
             yield file
             return
-        _check_magic(path, file.peek(4)[:4], codec)
+        _check_magic(path, file.peek(len(LFS_POINTER))[: len(LFS_POINTER)], codec)
         with io.BufferedReader(pa.CompressedInputStream(file, codec), _BUFFER_BYTES) as stream:
             yield stream
+
+
+def refuse_lfs_pointer(path: Location, head: bytes) -> None:
+    """Raise InputError if a file that begins with `head` stands in for the data that Git LFS has not fetched."""
+    if head.startswith(LFS_POINTER):
+        raise InputError(f"{path}: a Git LFS pointer, not the file itself; fetch it with: git lfs pull")
 
 
 def _check_magic(path: Location, head: bytes, codec: str) -> None:
     if not head:
         raise InputError(f"{path}: the file is empty, not even an empty {codec} member")
+    refuse_lfs_pointer(path, head)
     if not any(head.startswith(magic) or magic.startswith(head) for magic in _MAGIC[codec]):
         raise InputError(f"{path}: not {codec} data, although the name says so; rename the file or write it again")
 

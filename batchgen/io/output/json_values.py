@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +17,18 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from batchgen.errors import OutputError
-from batchgen.io.arrow_types import is_bytes, is_list, is_text
+from batchgen.io.arrow_types import (
+    day_counts,
+    is_bytes,
+    is_extension,
+    is_list,
+    is_text,
+    lists,
+    objects,
+    pairs,
+    repeated_field,
+)
+from batchgen.io.temporal import date_text, timestamp
 
 
 def to_lines(batch: pa.RecordBatch) -> Iterator[bytes]:
@@ -30,8 +40,14 @@ def to_lines(batch: pa.RecordBatch) -> Iterator[bytes]:
 
 
 def check_types(schema: pa.Schema) -> None:
-    """Raise OutputError for a column whose type no JSON value represents, such as an interval or a union."""
+    """Raise OutputError for a column whose type no JSON value represents: an interval, a union, two equal names."""
     for field in schema:
+        name = repeated_field(field.type)
+        if name is not None:
+            raise OutputError(
+                f"column {field.name!r} has more than one field named {name!r}, which JSON lines cannot hold; "
+                "set output.format: parquet, or rename the field"
+            )
         try:
             _to_json(pa.nulls(0, field.type))
         except NotImplementedError as error:
@@ -64,28 +80,27 @@ def _bytes(array: pa.Array) -> list[Any]:
     return [None if value is None else b64encode(value).decode() for value in _plain(array)]
 
 
+def _dates(array: pa.Array) -> list[Any]:
+    return _in_any_year(_as_text(array), day_counts(array), date_text)
+
+
 def _timestamps(array: pa.Array) -> list[Any]:
+    naive = array.cast(pa.timestamp(array.type.unit))  # Arrow stores timestamps with a time zone in UTC
+    counts = _plain(naive.cast(pa.int64()))
+    texts = _in_any_year(_as_text(naive), counts, lambda count: timestamp(count, naive.type.unit, is_utc=False).text)
     utc = "" if array.type.tz is None else "Z"
-    texts = _as_text(array.cast(pa.timestamp(array.type.unit)))  # Arrow stores timestamps with a time zone in UTC
     return [None if text is None else text.replace(" ", "T") + utc for text in texts]
 
 
-def _objects(array: pa.Array) -> list[Any]:
-    names = array.type.names
-    fields = [_to_json(field) for field in array.flatten()]
-    return [
-        {name: field[i] for name, field in zip(names, fields, strict=True)} if is_valid else None
-        for i, is_valid in enumerate(_plain(array.is_valid()))
-    ]
-
-
-def _lists(array: pa.Array) -> list[Any]:
-    items = iter(_to_json(array.flatten()))  # without those of null lists
-    return [None if length is None else list(islice(items, length)) for length in _plain(pc.list_value_length(array))]
+def _in_any_year(texts: list[Any], counts: list[Any], text_of: Callable[[int], str]) -> list[Any]:
+    """Replace what Arrow writes for years beyond 32767, "<value out of range: ...>"."""
+    is_lost = [text is not None and text.startswith("<") for text in texts]
+    return [text_of(n) if lost else text for text, n, lost in zip(texts, counts, is_lost, strict=True)]
 
 
 def _map(array: pa.Array) -> list[Any]:
-    return _lists(array.cast(pa.list_(pa.struct([array.type.key_field, array.type.item_field]))))
+    maps = pairs(array, _to_json)
+    return [None if entries is None else [{"key": k, "value": v} for k, v in entries] for entries in maps]
 
 
 def _plain(array: pa.Array) -> list[Any]:
@@ -102,16 +117,17 @@ def _any_of(*kinds: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bo
 
 
 _CONVERSIONS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], list[Any]]], ...] = (
-    (lambda type: isinstance(type, pa.BaseExtensionType), lambda array: _to_json(array.storage)),
+    (is_extension, lambda array: _to_json(array.storage)),
     (types.is_dictionary, lambda array: _to_json(array.dictionary_decode())),
     (_any_of(types.is_null, types.is_boolean, types.is_integer), _plain),
     (types.is_floating, _floats),
     (is_text, _texts),
     (_any_of(is_bytes, types.is_fixed_size_binary), _bytes),
-    (_any_of(types.is_decimal, types.is_date, types.is_time), _as_text),
+    (_any_of(types.is_decimal, types.is_time), _as_text),
+    (types.is_date, _dates),
     (types.is_timestamp, _timestamps),
     (types.is_duration, lambda array: _plain(array.cast(pa.int64()))),
-    (types.is_struct, _objects),
+    (types.is_struct, lambda array: objects(array, _to_json)),
     (types.is_map, _map),
-    (is_list, _lists),
+    (is_list, lambda array: lists(array, _to_json)),
 )

@@ -6,10 +6,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batchgen.errors import RowError
-from batchgen.io.input.columns import missing_column, plain_lists, prompt_columns
+from batchgen.io.input.columns import ABSENT, find_path, find_value, missing_column, plain_lists, prompt_columns
 from batchgen.spec.job_spec import InputSpec
+from tests.examples import examples
 
 
 def columns_of(**settings: Any) -> Any:
@@ -41,23 +44,72 @@ def test_values_for_the_chat_template_as_structs_and_as_json_text() -> None:
     """A null field is absent where all rows share one struct; in JSON it is what was written."""
     columns = columns_of(prompt="question", tools="calls", chat_template_kwargs="arguments")
     tools = [{"name": b"a", "x": None, "y": {"z": None}}]
-    assert columns.plain("calls", tools, null_is_absent=True) == [{"name": "a", "y": {}}]
-    assert columns.plain("calls", '[{"name": "a", "x": null}]', null_is_absent=True) == [{"name": "a", "x": None}]
-    assert columns.plain("arguments", {"a": None, "b": False}, null_is_absent=True) == {"b": False}
+    assert columns.values("calls", pa.array([tools])) == [[{"name": "a", "y": {}}]]
+    for text in (pa.string(), pa.binary(), pa.json_()):
+        array = pa.array(['[{"name": "a", "x": null}]'], text)
+        assert columns.values("calls", array) == [[{"name": "a", "x": None}]]
+    assert columns.values("arguments", pa.array([{"a": None, "b": False}])) == [{"b": False}]
     with pytest.raises(RowError, match="not valid JSON"):
         columns.plain("arguments", "a")
 
 
 def test_an_id_may_be_bytes_that_are_not_text() -> None:
     columns = columns_of(prompt="prompt", id="key")
-    assert (columns.plain("key", b"a1"), columns.plain("key", b"\xff")) == ("a1", b"\xff")
+    assert columns.values("key", pa.array([b"a1", b"\xff"])) == ["a1", b"\xff"]
 
 
-def test_missing_column_suggests_the_nearest() -> None:
-    error = missing_column("x.parquet", "prompt", "promt", ["id", "prompt"])
-    assert str(error) == (
-        "x.parquet: no column 'promt' (input.prompt); did you mean 'prompt'? the columns are id, prompt"
-    )
+NESTED = [
+    pa.field("id", pa.int64()),
+    pa.field("a.b", pa.int8()),
+    pa.field("a", pa.struct([("b", pa.string()), ("c", pa.int16()), ("d.e", pa.int32())])),
+    pa.field("body", pa.struct([("id", pa.int64()), ("messages", pa.list_(pa.string()))])),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("id", (0,)),
+        ("a.b", (1,)),  # a column of that name is preferred
+        ("a.c", (2, 1)),
+        ("a.d.e", (2, 2)),
+        ("body.messages", (3, 1)),
+        ("body.messages.x", None),
+        ("a.b.c", None),
+        ("", None),
+    ],
+)
+def test_name_with_dots_is_a_column_or_else_a_field(name: str, path: tuple[int, ...] | None) -> None:
+    assert find_path(NESTED, name) == path
+
+
+names = st.sampled_from(["a", "b", "a.b", "b.a", ".", "a."])
+records = st.recursive(st.integers(0, 9), lambda inner: st.dictionaries(names, inner, min_size=1, max_size=3))
+
+
+@given(record=st.dictionaries(names, records, min_size=1), parts=st.lists(names, min_size=1, max_size=4))
+@examples(300)
+def test_objects_and_structs_are_searched_alike(record: dict[str, Any], parts: list[str]) -> None:
+    name = ".".join(parts)
+    path = find_path(list(pa.RecordBatch.from_pylist([record]).schema), name)
+    value: Any = record
+    for i in path or ():
+        value = list(value.values())[i]
+    assert find_value(record, name) is (ABSENT if path is None else value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ids", "no column 'ids' (input.prompt); did you mean 'id'? the columns are id, a.b, a, body"),
+        ("body.mesages", "did you mean 'body.messages'? 'body' has the fields id, messages"),
+        ("bdy.messages", "did you mean 'body.messages'? the columns are id, a.b, a, body"),
+        ("body.messages.content", "'body.messages' is list<item: string>, which has no fields"),
+        ("zzz", "no column 'zzz' (input.prompt); the columns are id, a.b, a, body"),
+    ],
+)
+def test_missing_column_names_what_exists_and_the_nearest(name: str, words: str) -> None:
+    assert words in str(missing_column("x.parquet", "prompt", name, NESTED))
 
 
 def test_messages_lose_null_keys_but_not_null_content() -> None:
@@ -68,9 +120,17 @@ def test_messages_lose_null_keys_but_not_null_content() -> None:
 
 def test_an_inner_null_is_absent_only_where_all_rows_share_one_struct() -> None:
     columns = columns_of(messages="chat")
-    chat = [{"role": "tool", "content": [{"type": "text", "text": b"a", "url": None}]}]
-    assert columns.plain("chat", chat, null_is_absent=True)[0]["content"] == [{"type": "text", "text": "a"}]
+    chat = [{"role": "tool", "content": [{"type": "text", "text": "a", "url": None}]}]
+    assert columns.values("chat", pa.array([chat]))[0][0]["content"] == [{"type": "text", "text": "a"}]
     assert columns.plain("chat", chat)[0]["content"][0]["url"] is None
+
+
+def test_sampling_values_lose_nulls_but_not_those_of_a_schema_in_json() -> None:
+    columns = columns_of(prompt="question", sampling="own")
+    own = {"n": None, "logit_bias": {"7": None}, "structured": {"json_schema": {"const": None}}}
+    assert columns.plain("own", own) == {"logit_bias": {}, "structured": own["structured"]}
+    maps = pa.array([{"logit_bias": [("7", 1.0)]}], pa.struct([("logit_bias", pa.map_(pa.string(), pa.float64()))]))
+    assert columns.values("own", maps) == [{"logit_bias": {"7": 1.0}}]
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,14 @@ import pytest
 from batchgen.errors import InputError
 from batchgen.io.input.files import find_files
 
+PARQUET = b"PAR1.\x01\0\0\0PAR1"  # its footer has one byte
+
 
 def touch(folder: Path, *names: str) -> None:
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"PAR1....PAR1" if name.endswith(".parquet") else b"{}\n")
+        path.write_bytes(PARQUET if name.endswith(".parquet") else b"{}\n")
 
 
 def found(path: str | list[str]) -> list[str]:
@@ -79,6 +81,11 @@ def test_a_name_with_brackets_is_a_file_before_it_is_a_glob(tmp_path: Path) -> N
         ("cut.parquet", "cut off"),
         ("named.jsonl", "not JSON lines but Parquet"),
         ("wide.jsonl", "not JSON lines but UTF-16 text"),
+        ("empty.parquet", "the file is empty"),
+        ("tiny.parquet", "cut off"),
+        ("hidden.parquet", "is encrypted, as a whole or in some columns"),
+        ("footer.parquet", "states a footer of 4,294,967,295 bytes, and there are only 1"),
+        ("none.parquet", "states a footer of 0 bytes"),
     ],
 )
 def test_refused(tmp_path: Path, path: str, words: str) -> None:
@@ -98,12 +105,25 @@ def test_refused(tmp_path: Path, path: str, words: str) -> None:
     (tmp_path / "twice.jsonl.gz").write_bytes(gzip.compress(gzip.compress(b"{}\n")))
     (tmp_path / "named.parquet").write_bytes(b"{}\n")
     (tmp_path / "cut.parquet").write_bytes(b"PAR1....")
-    (tmp_path / "named.jsonl").write_bytes(b"PAR1....PAR1")
+    (tmp_path / "named.jsonl").write_bytes(PARQUET)
+    (tmp_path / "empty.parquet").write_bytes(b"")
+    (tmp_path / "tiny.parquet").write_bytes(b"PAR1")
+    (tmp_path / "hidden.parquet").write_bytes(b"PARE.\x01\0\0\0PARE")
+    (tmp_path / "footer.parquet").write_bytes(b"PAR1.\xff\xff\xff\xffPAR1")
+    (tmp_path / "none.parquet").write_bytes(b"PAR1.\0\0\0\0PAR1")
     (tmp_path / "wide.jsonl").write_bytes("{}".encode("utf-16"))
     with pytest.raises(InputError) as error:
         find_files(str(tmp_path / path), "auto")
     assert words in str(error.value)
     assert path in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.jsonl", "x.json", "x.jsonl.gz", "x.jsonl.zst"])
+def test_a_pointer_of_git_lfs_is_refused_with_the_command_that_fetches_the_file(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 92000000\n")
+    with pytest.raises(InputError, match=f"^{path}: a Git LFS pointer, not the file itself; .*git lfs pull$"):
+        find_files(str(path), "auto")
 
 
 def test_compressed_and_plain_lines_are_read_together(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,9 @@ def test_unicode_line_separators_do_not_end_a_line(tmp_path: Path) -> None:
         (b'{"prompt":"half \\ud83d a"}', 'half a surrogate pair in "prompt"'),
         (b'{"prompt":"a","x":{"y":["\\udc00"]}}', 'half a surrogate pair in "x"'),
         (b'{"prompt":"a","\\ud800":1}', 'half a surrogate pair in "\\ud800"'),
+        (b'{"prompt":"a"}' + b"\0" * 9, "NUL bytes from column 15 on"),
+        (b"\0" * 4096, "NUL bytes from column 1 on"),
+        (b'{"prompt":"a\0b"}', "NUL bytes from column 13 on"),
         (b'["note a"]', "the line is JSON, but not an object"),
         (b'{"prompt":' + b"[" * 300 + b"]" * 300 + b"}", "nested deeper than 200"),
         (b'{"prompt":' + b"[" * 99_999, "nested deeper than 200"),
@@ -255,3 +259,36 @@ def test_batches_hold_the_same_rows(tmp_path: Path) -> None:
     assert [len(batch) for batch in batches] == [1_024, 476]
     assert [row for batch in batches for row in batch.rows()] == list(input.read_rows())
     assert batches[0].column("prompt") is None
+
+
+def test_names_with_dots_lead_into_objects(tmp_path: Path) -> None:
+    data = (
+        b'{"body":{"messages":[1],"id":7}}\n{"body.messages":[2],"body":{"messages":[3]}}\n{"body":null}\n{"body":[]}\n'
+    )
+    input = open_lines(tmp_path, data, prompt=None, messages="body.messages", id="body.id")
+    assert [row.values for row in input.read_rows()] == [
+        {"body.messages": [1], "body.id": 7},
+        {"body.messages": [2]},
+        {},
+        {},
+    ]
+    assert input.missing_columns() == {}
+
+
+def test_name_that_no_line_has_is_reported_with_what_exists(tmp_path: Path) -> None:
+    input = open_lines(tmp_path, b'{"body":{"messages":[1]}}\n', prompt=None, messages="body.mesages", id="key")
+    list(input.read_rows())
+    errors = input.missing_columns()
+    assert errors.keys() == {"messages", "id"}
+    assert "data.jsonl: no column 'body.mesages' (input.messages); did you mean 'body.messages'?" in str(
+        errors["messages"]
+    )
+
+
+def test_field_of_an_object_that_is_kept_as_text_is_found(tmp_path: Path) -> None:
+    """An object with over a hundred different keys becomes JSON text in the output, and rows read it all the same."""
+    lines = [json.dumps({"body": {f"k{n}": n, "p": "a"}}) for n in range(101)]
+    input = open_lines(tmp_path, "\n".join(lines).encode(), prompt="body.p")
+    assert {row.values["body.p"] for row in input.read_rows()} == {"a"}
+    assert input.schema.field("body").type == pa.string()
+    assert input.missing_columns() == {}

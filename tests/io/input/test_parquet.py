@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.parquet import encryption
 
 from batchgen.errors import InputError
 from batchgen.io.input.readers import Input, open_input
@@ -215,6 +217,102 @@ def test_batch_can_leave_out_a_column_that_arrow_reads(tmp_path: Path) -> None:
     column = batch.column("ids")
     assert column is not None
     assert column.to_pylist() == [[1, 2]]
+
+
+BODY = pa.array(
+    [{"id": 1, "messages": [{"role": "user", "content": "a"}]}, {"id": 2, "messages": None}, None],
+    pa.struct(
+        [("id", pa.int8()), ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])))]
+    ),
+)
+
+
+def test_names_with_dots_lead_into_structs(tmp_path: Path) -> None:
+    input = open_table(tmp_path, {"body": BODY}, messages="body.messages", id="body.id")
+    assert [row.values for row in input.read_rows()] == [
+        {"body.messages": [{"role": "user", "content": "a"}], "body.id": 1},
+        {"body.messages": None, "body.id": 2},
+        {"body.messages": None, "body.id": None},
+    ]
+    assert carried(input)["body"].to_pylist() == BODY.to_pylist()
+
+
+def test_token_ids_inside_a_struct_are_read_at_once(tmp_path: Path) -> None:
+    column = pa.array([{"ids": [1, 2]}, None], pa.struct([("ids", pa.list_(pa.int32()))]))
+    [batch] = open_table(tmp_path, {"x": column}, token_ids="x.ids").read_row_batches()
+    assert batch.column("x.ids") == pa.array([[1, 2], None], pa.list_(pa.int32()))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("body.mesages", r"no column 'body.mesages' \(input.messages\); did you mean 'body.messages'\? 'body' has"),
+        ("body.id", "column 'body.id' is int8; input.messages needs a list of"),
+        ("body.id.x", "'body.id' is int8, which has no fields"),
+    ],
+)
+def test_name_with_dots_that_leads_nowhere_is_refused(tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        open_table(tmp_path, {"body": BODY}, messages=name)
+
+
+def test_name_that_is_a_column_in_one_file_and_a_field_in_another_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a.b": ["x"]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"a": [{"b": "x"}]}), tmp_path / "2.parquet")
+    with pytest.raises(InputError, match=r"2\.parquet: 'a\.b' is a field of 'a', and in another file a column"):
+        open_folder(tmp_path, prompt="a.b")
+
+
+def test_struct_with_two_fields_of_one_name_is_carried_but_makes_no_prompt(tmp_path: Path) -> None:
+    twice = pa.StructArray.from_arrays([pa.array(["x"]), pa.array(["y"])], names=["a", "a"])
+    input = open_table(tmp_path, {"prompt": ["p"], "s": twice})
+    assert len(list(input.read_rows())) == 1
+    assert carried(input)["s"].chunk(0).equals(twice)
+    for settings in ({"id": "s"}, {"template": "{{ s.a }}"}, {"prompt": "s.a"}):
+        with pytest.raises(InputError, match="column 's' has more than one field named 'a'; rename one"):
+            open_table(tmp_path, {"prompt": ["p"], "s": twice}, **settings)
+
+
+def test_bad_value_fails_its_row_alone(tmp_path: Path) -> None:
+    texts = pa.array(['[{"role": "user", "content": "a"}]', "[", None])
+    for column in (texts, texts.cast(pa.binary()), pa.ExtensionArray.from_storage(pa.json_(), texts)):
+        good, bad, null = open_table(tmp_path, {"chat": column}, messages="chat").read_rows()
+        assert good.values == {"chat": [{"role": "user", "content": "a"}]}
+        assert str(bad.error).startswith('data.parquet row 2: column "chat": not valid JSON at column 2')
+        assert null.values == {"chat": None}
+
+
+class _Keys(encryption.KmsClient):  # type: ignore[misc]  # pyarrow carries no types
+    """Wraps keys by showing them."""
+
+    def __init__(self, _: object) -> None:
+        super().__init__()
+
+    def wrap_key(self, key: bytes, _: str) -> bytes:
+        return base64.b64encode(key)
+
+
+@pytest.mark.parametrize("plaintext_footer", [True, False])
+def test_encrypted_columns_are_named_as_the_cause(tmp_path: Path, plaintext_footer: bool) -> None:
+    keys = encryption.EncryptionConfiguration("f", column_keys={"k": ["secret"]}, plaintext_footer=plaintext_footer)
+    factory = encryption.CryptoFactory(_Keys)
+    properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), keys)
+    table, path = pa.table({"prompt": ["a"], "secret": ["b"]}), tmp_path / "data.parquet"
+    with pq.ParquetWriter(path, table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
+    with pytest.raises(InputError, match=f"^{path}: the Parquet file is encrypted, as a whole or in some columns"):
+        list(open_folder(path).read_rows())
+
+
+@pytest.mark.slow
+def test_footer_larger_than_arrows_limit_is_read(tmp_path: Path) -> None:
+    table, path = pa.table({"prompt": ["a"]}), tmp_path / "x.parquet"
+    with pq.ParquetWriter(path, table.schema, store_schema=False) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({"notes": "x" * (101 << 20)})
+    with pytest.raises(OSError, match="size limit"):
+        pq.ParquetFile(path)
+    assert [row.values for row in open_folder(path).read_rows()] == [{"prompt": "a"}]
 
 
 def test_limit_holds_over_files_and_batches(tmp_path: Path) -> None:

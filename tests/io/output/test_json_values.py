@@ -15,6 +15,7 @@ from batchgen.errors import OutputError
 from batchgen.io.output.json_values import check_types, to_lines
 
 BERLIN = pa.timestamp("us", "Europe/Berlin")
+FAR_DAYS = [10_957 + 300 * 146_097, 10_957 - 250 * 146_097]  # from 2000-01-01, in cycles of 400 years
 STRUCT = pa.struct([("n", pa.int8()), ("at", pa.date32())])
 
 
@@ -46,6 +47,8 @@ def values(array: pa.Array) -> list[Any]:
         ([datetime(2024, 1, 2, 3, 4, 5), None], pa.timestamp("s"), ["2024-01-02T03:04:05", None]),
         ([1_700_000_000_123_456_789], pa.timestamp("ns"), ["2023-11-14T22:13:20.123456789"]),
         ([datetime(2024, 1, 2, 3, tzinfo=timezone(timedelta(hours=1)))], BERLIN, ["2024-01-02T02:00:00.000000Z"]),
+        (FAR_DAYS, pa.date32(), ["122000-01-01", "-98000-01-01"]),
+        ([86_400 * day for day in FAR_DAYS], pa.timestamp("s"), ["122000-01-01T00:00:00", "-98000-01-01T00:00:00"]),
         ([timedelta(seconds=2)], pa.duration("ms"), [2000]),
         (["b", None, "b"], pa.dictionary(pa.int8(), pa.string()), ["b", None, "b"]),
         ([[1.0, float("nan")], None, []], pa.list_(pa.float32()), [[1.0, None], None, []]),
@@ -88,3 +91,11 @@ def test_type_without_a_json_value_is_refused_by_column(type: pa.DataType) -> No
     for each in (type, pa.list_(type), pa.struct([("inner", type)])):
         with pytest.raises(OutputError, match=r"column 'x' is .*which JSON lines cannot hold; set output\.format"):
             check_types(pa.schema([("prompt", pa.string()), ("x", each)]))
+
+
+def test_struct_with_two_fields_of_one_name_is_refused() -> None:
+    """One of them would be lost."""
+    twice = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]).type
+    for type in (twice, pa.list_(twice), pa.struct([("b", twice)]), pa.map_(pa.string(), twice)):
+        with pytest.raises(OutputError, match="column 'x' has more than one field named 'a'"):
+            check_types(pa.schema([("x", type)]))
