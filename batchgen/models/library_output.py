@@ -51,7 +51,9 @@ def load_report_only_if_it_fails() -> Iterator[None]:
         return False
 
     logger.addFilter(hold_back)
-    logger.setLevel(logging.WARNING)  # of the report, which is made even if it is not to be shown
+    # The report is made even if warnings are not to be shown. With a level of its own above this one, transformers
+    # would also verify a plan for tensor parallelism.
+    logger.setLevel(logging.INFO)
     try:
         yield
     except Exception:
