@@ -49,7 +49,7 @@ def common_partitions(paths: Sequence[Location], partitions: Sequence[Partition]
     for path, partition in zip(paths, partitions, strict=True):
         if partition.keys() != first.keys():
             log.warning(
-                "folders named key=value become columns only if all files have the same keys: %s has %s, %s has %s",
+                "no columns are made of the folders named key=value, whose keys differ: %s has %s, %s has %s",
                 *(paths[0], ", ".join(first) or "none", path, ", ".join(partition) or "none"),
             )
             return [{} for _ in paths]
@@ -131,10 +131,13 @@ def _with_parents(found: Iterable[Location]) -> Iterator[Location]:
 def _remote_folders(entry: Location, base: RemotePath) -> Iterator[RemotePath]:
     """Yield the folder `base`, those above it, and those below it that match the start of a pattern and hold a table.
 
-    The latter are found by patterns, because a request for each folder would take too long.
+    The latter are found by patterns, because a request for each folder would take too long. Over HTTP, where a server
+    may answer for folders that do not exist, there are none.
     """
     folder = base
-    while folder.path.strip("/") and not folder.path.endswith(":/"):
+    if "://" in folder.path:
+        return
+    while folder.path.strip("/"):
         yield folder
         folder = folder.parent
     if isinstance(entry, RemotePath):

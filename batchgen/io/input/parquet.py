@@ -198,7 +198,7 @@ def _conform(batch: pa.RecordBatch, schema: pa.Schema, file: DataFile, first_row
         if name in present:
             _check_partition(columns[name], expected, f"{file.path} row", first_row, name)
         elif expected is None:
-            raise partition_error(str(file.path), name, f"holds no {schema.field(name).type}, as in other files")
+            raise partition_error(str(file.path), name, f"gives no {schema.field(name).type}, as other files have it")
         else:
             columns[name] = expected
     return pa.RecordBatch.from_arrays([*columns.values()], schema=schema)

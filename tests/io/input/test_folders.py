@@ -152,7 +152,7 @@ def test_a_file_without_the_column_has_it_as_the_others(tmp_path: Path, suffix: 
 def test_a_folder_that_other_files_types_cannot_hold_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "key=1/a.parquet", key=1)
     path = write(tmp_path, "key=x/b.parquet")
-    with pytest.raises(InputError, match=f"^{path}: the folder name key=... holds no int64"):
+    with pytest.raises(InputError, match=f"^{path}: the folder name key=... gives no int64"):
         list(opened(tmp_path, prompt="prompt").read_rows())
 
 

@@ -23,6 +23,7 @@ from batchgen.io.output.json_values import check_types, to_lines
 from batchgen.io.output.writers import write_parts
 from batchgen.prompts.prompt import RowKeys
 from batchgen.spec.job_spec import InputSpec
+from batchgen.spec.user_template import parse_user_template
 from tests.examples import examples
 
 UNCHECKED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -169,10 +170,13 @@ plain_values: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.binary(3): st.binary(min_size=3, max_size=3),
     pa.decimal128(10, 2): st.decimals(-1000, 1000, places=2),
     pa.decimal256(50, 5): st.decimals(-1000, 1000, places=5),
-    pa.date32(): st.dates(),
+    pa.date32(): st.dates() | st.integers(-(2**31), 2**31 - 1),
     pa.date64(): st.dates(),
     pa.time32("ms"): st.times().map(lambda time: time.replace(microsecond=0)),
     pa.time64("us"): st.times(),
+    pa.time64("ns"): st.integers(0, 86_399_999_999_999),
+    pa.duration("ns"): st.integers(-(2**63), 2**63 - 1),
+    pa.timestamp("us", "Z"): st.integers(-(2**63), 2**63 - 1),
     pa.timestamp("us"): st.datetimes(),
     pa.timestamp("ns"): st.integers(0, 2**62),
     pa.timestamp("ms", "Europe/Berlin"): st.integers(-(10**12), 10**15),  # up to the year 33,658
@@ -250,18 +254,32 @@ def plainly(column: pa.ChunkedArray) -> list[str]:
     return [chunk.slice(n, 1).to_string() for chunk in column.chunks for n in range(len(chunk))]
 
 
-@given(table=tables(), setting=st.sampled_from(["text", "prompt", "messages", "token_ids", "id", "system"]))
+NAMED = {
+    "id": {"id": "c0", "text": "t"},
+    "system": {"system": "c0", "prompt": "t"},
+    "sampling": {"sampling": "c0", "prompt": "t"},
+    "tools": {"tools": "c0", "prompt": "t"},
+    "template": {"template": "{% if c0 is not none %}{{ c0 }}{% endif %}"},
+    **{setting: {setting: "c0"} for setting in ("text", "prompt", "messages", "token_ids")},
+}
+BAD_VALUES = ("not valid UTF-8", "not valid JSON", "twice")  # what a value, and no type, can be wrong with
+
+
+@given(table=tables(), setting=st.sampled_from([*NAMED]))
 @few
 def test_any_type_may_be_named_as_a_prompt_column(tmp_path: Path, table: pa.Table, setting: str) -> None:
     """Such a column is refused by its name, or its rows have values or errors that name file, row and column."""
     path = tmp_path / "x.parquet"
     write(table, path)
-    named = {"id": {"id": "c0", "text": "t"}, "system": {"system": "c0", "prompt": "t"}}.get(setting, {setting: "c0"})
     keys = RowKeys("c0")
-    for number, row in enumerate(read_or_refused(path, **named), start=1):
-        assert row.error is None or row.error.startswith(f'x.parquet row {number}: column "c0": ')
-        if setting == "id":
+    for number, row in enumerate(read_or_refused(path, **NAMED[setting]), start=1):
+        if row.error is not None:
+            assert row.error.startswith(f'x.parquet row {number}: column "c0": ')
+            assert any(words in row.error for words in BAD_VALUES)
+        elif setting == "id":
             keys.add(row)
+        elif setting == "template":
+            parse_user_template(NAMED[setting]["template"]).template.render(row.values)
 
 
 @pytest.fixture(scope="module")
