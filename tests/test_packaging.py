@@ -27,7 +27,8 @@ TORCH_FREE = [
     *("engine/step.py", "engine/admission.py", "engine/scheduler.py", "engine/engine.py", "engine/observer.py"),
 ]
 NEED_TORCH = {
-    f"job/{name}.py" for name in ("run", "session", "run_config", "generate", "pool", "plan_job", "verify")
+    f"job/{name}.py"
+    for name in ("run", "session", "run_config", "reasoning", "generate", "conditions", "pool", "plan_job", "verify")
 }  # they join rooms to the model
 
 

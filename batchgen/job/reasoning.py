@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from batchgen.errors import SpecError
 from batchgen.models.load import ModelInfo
 from batchgen.prompts.reasoning import Reasoning, find_tags, given_tags
+from batchgen.spec.chat_template import is_template
 from batchgen.spec.load import Job
 
 log = logging.getLogger("batchgen")
@@ -19,7 +20,7 @@ def resolve_reasoning(job: Job, model: ModelInfo) -> Reasoning | None:
     if output.reasoning == "keep":
         return None
     given = output.reasoning_tags
-    tags = find_tags(model.tokenizer, _templates(model)) if given is None else given_tags(*given)
+    tags = find_tags(model.tokenizer, _templates(job, model)) if given is None else given_tags(*given)
     if tags is None:
         raise SpecError(
             [
@@ -35,7 +36,9 @@ def resolve_reasoning(job: Job, model: ModelInfo) -> Reasoning | None:
         raise SpecError([f"{job.path}: output.reasoning_tags: {error}"]) from None
 
 
-def _templates(model: ModelInfo) -> Iterator[str]:
-    """Yield the chat templates of the checkpoint."""
-    own = model.tokenizer.chat_template
+def _templates(job: Job, model: ModelInfo) -> Iterator[str]:
+    """Yield the template that the job file has, if it has one, and those of the checkpoint."""
+    given, own = job.spec.input.chat_template, model.tokenizer.chat_template
+    if given is not None and is_template(given):
+        yield given
     yield from own.values() if isinstance(own, dict) else [own] if own else []
