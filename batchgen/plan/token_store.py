@@ -8,6 +8,7 @@ the offsets take anonymous memory (8 bytes per prompt).
 
 from __future__ import annotations
 
+import errno
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -85,8 +86,16 @@ class TokenStore(PackedTokens):
             self._file.close()
         self.offsets = np.frombuffer(self._ends, np.int64)
         if self.offsets[-1]:
+            self.ids = self._read()
+
+    def _read(self) -> TokenIds:
+        try:
             # A plain array view, because slicing an `np.memmap` takes ten times as long.
-            self.ids = np.memmap(self._path, np.int32, mode="r").view(np.ndarray)
+            return np.memmap(self._path, np.int32, mode="r").view(np.ndarray)
+        except OSError as error:
+            if error.errno != errno.ENODEV:
+                raise
+            return np.fromfile(self._path, np.int32)  # a file system that maps no files, such as some of FUSE
 
     def _write(self, ids: TokenIds) -> None:
         self._file.write(ids.data)

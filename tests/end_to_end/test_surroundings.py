@@ -222,7 +222,7 @@ def limit_files(num_bytes: int) -> None:
     ],
 )
 def test_a_full_disk_loses_no_row(run_tiny: TinyRunner, num_bytes: int, exit_code: int, num_kept: int) -> None:
-    """The lock takes about 200 bytes, token ids over 4 kB, a chunk of four rows below 10 kB, the part over 80 kB."""
+    """The lock takes about 200 bytes, token ids 5 kB, a chunk of four rows less than 10 kB, the part over 80 kB."""
     rows = [{"prompt": f"row {n} {'x' * 20}", "carried": random.Random(n).randbytes(2_000).hex()} for n in range(40)]
     job_file = run_tiny.write(rows, model=uniform_model, sampling={"temperature": 1, "seed": 3})
     session = start(job_file, prepare=partial(limit_files, num_bytes))

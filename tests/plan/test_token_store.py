@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,18 @@ def test_prompts_come_back_by_position(tmp_path: Path) -> None:
     store.seal()
     assert contents(store) == PROMPTS
     assert store.lengths(np.array([2, 0])).tolist() == [2, 3]
+
+
+def test_a_file_system_that_maps_no_files_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr(np, "memmap", fail)
+    store = TokenStore(tmp_path / "tokens.bin")
+    for prompt in PROMPTS:
+        store.append(prompt)
+    store.seal()
+    assert contents(store) == PROMPTS
 
 
 def test_prompts_go_in_alone_or_many_at_once(tmp_path: Path) -> None:

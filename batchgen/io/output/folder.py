@@ -71,7 +71,7 @@ class OutputFolder:
 
         `is_known`: the caller has identified the run in the folder, and decides about it. Changes nothing.
         """
-        with _as_output_error(self.path):
+        with as_output_error(self.path):
             self._checked = self._run_identity()
             self._refuse_own_input(files_read)
             self._refuse_unwritable()
@@ -85,7 +85,7 @@ class OutputFolder:
         `resume` continues with the earlier run's journal; `reopen` keeps its results until they are replaced. Call
         `check` first. Raises OutputError, also if another run is active or has changed the folder since `check`.
         """
-        with _as_output_error(self.path):
+        with as_output_error(self.path):
             self.state.mkdir(parents=True, exist_ok=True)
             self.lock.acquire()
             if self._checked not in (None, self._run_identity()):
@@ -104,7 +104,7 @@ class OutputFolder:
 
         With `overwrite`, first removes what an earlier run wrote, and nothing else. Raises OutputError.
         """
-        with _as_output_error(self.path):
+        with as_output_error(self.path):
             if not self._is_resumed:
                 _remove(self.work_json)
                 _remove(self.run_json)  # before the journal: run.json must never be found with another run's rows
@@ -117,7 +117,7 @@ class OutputFolder:
         with atomic_write(self.run_json) as temporary:
             temporary.write_text(run_state, encoding="utf-8")
         self._keeps_state = True
-        with _as_output_error(self.path):
+        with as_output_error(self.path):
             _remove(self.success)
             self.completions.mkdir(exist_ok=True)
             self.stats.mkdir(exist_ok=True)
@@ -171,7 +171,7 @@ class OutputFolder:
             path.unlink()
 
     def _remove_state(self) -> None:
-        with _as_output_error(self.state):
+        with as_output_error(self.state):
             if self.lock.is_lost():
                 return
             self._is_resumed = self._replaced_journal is not None and self._replaced_journal.exists()
@@ -225,7 +225,7 @@ def atomic_write(path: Location) -> Iterator[Path]:
     A kill at any instant leaves the old `path` or the new one. Raises OutputError if the disk or the store fails.
     """
     write = _write_and_rename(path) if isinstance(path, Path) else _write_and_put(path)
-    with _as_output_error(path), write as temporary:
+    with as_output_error(path), write as temporary:
         yield temporary
 
 
@@ -250,7 +250,8 @@ def _write_and_put(path: RemotePath) -> Iterator[Path]:
 
 
 @contextmanager
-def _as_output_error(path: Location) -> Iterator[None]:
+def as_output_error(path: Location) -> Iterator[None]:
+    """Turn an OSError of the block into an OutputError that names the path."""
     try:
         yield
     except OSError as error:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen.io.input.files import Format
-from batchgen.io.output.folder import OutputFolder, atomic_write
+from batchgen.io.output.folder import OutputFolder, as_output_error, atomic_write
 from batchgen.io.output.journal import committed_chunks, merge_chunks, read_endings, to_arrays, write_chunk
 from batchgen.io.output.json_values import to_lines
 from batchgen.io.output.schema import added_columns, output_schema, with_provenance
@@ -105,7 +105,8 @@ class ResultWriter:
         """
         self.commit()
         schema = with_provenance(output_schema(input.schema, prefix, format, optional), provenance or {})
-        results = merge_chunks(self._chunks, self._folder.scratch / "merge")
+        with as_output_error(self._folder.scratch):
+            results = merge_chunks(self._chunks, self._folder.scratch / "merge")
         batches = _with_results(input.read_batches(), results, schema, added_columns(optional))
         write_parts(self._folder.completions, batches, schema, format, rows_per_part)
 

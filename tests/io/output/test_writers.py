@@ -18,6 +18,7 @@ import batchgen
 from batchgen.errors import InputError, OutputError
 from batchgen.io import Input, OutputFolder, ResultWriter, open_input, output_schema
 from batchgen.io.input.files import Format
+from batchgen.io.output import journal
 from batchgen.request_output import FinishReason, RequestOutput
 from batchgen.spec.job_spec import InputSpec
 
@@ -203,6 +204,19 @@ def test_type_that_json_cannot_hold_is_refused_for_lines_only() -> None:
     assert "every" in output_schema(schema, "").names
     with pytest.raises(OutputError, match=r"column 'every' is list<.*, which JSON lines cannot hold"):
         output_schema(schema, "", "jsonl")
+
+
+def test_no_room_to_merge_is_an_output_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "FAN_IN", 1)
+    output = OutputFolder(tmp_path / "out")
+    output.claim()
+    output.begin("{}")
+    writer = ResultWriter(output, rows_per_chunk=1)
+    for index in range(2):
+        writer.write(answer(index))
+    (output.scratch / "merge").touch()  # no folder can be made
+    with pytest.raises(OutputError, match=r"\.state: cannot be written: File exists"):
+        writer.finish(parquet_input(tmp_path, prompt=["a", "b"]), "")
 
 
 def test_rows_are_committed_by_number_and_by_time(tmp_path: Path) -> None:
