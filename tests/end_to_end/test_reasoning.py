@@ -486,3 +486,14 @@ def test_the_plan_counts_thinking(run_tiny: TinyRunner) -> None:
     most = "sampling.max_tokens and max_reasoning_tokens a row, the most there can be"
     assert planned(max_tokens=8, max_reasoning_tokens=20) == (8 + 20 + 2 + 8, most)
     assert planned(max_tokens=8)[1].endswith("a guess, as sampling.max_tokens and max_reasoning_tokens are not set")
+
+
+def test_a_message_that_is_continued_may_be_inside_its_thinking(run_tiny: TinyRunner) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": content}]}
+        for content in ("<think>h", "<think>h</think> YE", "h")
+    ]
+    columns = {"messages": "messages", "continue_final_message": True}
+    job: dict[str, Any] = {"input": columns, "tokenizer": thinking_tokenizer, "output": SPLIT}
+    result = run_tiny(rows, model=thinking_model, **job)
+    assert [row[:2] for row in rows_of(result)] == [("m", "YES"), (None, "S"), (None, "m</think> YES")]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from batchgen.prompts.reasoning import Reasoning, ReasoningTags, find_tags, given_tags
+from tests.prompts.test_shapes import CHATML_TOKENS, DEEPSEEK_TOKENS, GPT_OSS_TOKENS, read
 from tests.tiny_models import CHATML, END_THINK, THINK, byte_tokenizer, thinking_tokenizer
 
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>")
@@ -113,3 +116,32 @@ def test_characters_of_a_tag_that_is_a_token_are_text() -> None:
 def test_channels_in_a_prompt(prompt: str, is_open: bool | None) -> None:
     prompt_ids = np.array(harmony_tokenizer().encode(prompt, add_special_tokens=False), np.int32)
     assert harmony().is_open_after(prompt_ids) is is_open
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens", "kwargs", "is_open"),
+    [
+        ("qwen3", CHATML_TOKENS, {}, None),
+        ("qwen3", CHATML_TOKENS, {"enable_thinking": False}, False),
+        ("deepseek", DEEPSEEK_TOKENS, {"thinking": True}, True),
+        ("deepseek", DEEPSEEK_TOKENS, {"thinking": False}, False),
+        ("smollm3", ("<think>", "</think>"), {}, None),
+        ("smollm3", ("<think>", "</think>"), {"enable_thinking": False}, False),
+        ("gpt-oss", GPT_OSS_TOKENS, {}, None),
+    ],
+)
+def test_templates_of_models_that_think(
+    shape: str, tokens: tuple[str, ...], kwargs: dict[str, Any], is_open: bool | None
+) -> None:
+    template = read(shape)
+    tokenizer = byte_tokenizer(template)
+    tokenizer.add_tokens([AddedToken(text, special=shape == "gpt-oss", normalized=False) for text in tokens])
+    tags = find_tags(tokenizer, [template])
+    assert tags is not None
+    reasoning = Reasoning(tokenizer, tags, len(tokenizer))
+    assert (reasoning.begin.is_exact, reasoning.end.is_exact) == (True, True)
+    messages = [{"role": "user", "content": "What is <thinking>?"}]
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **kwargs)
+    assert isinstance(prompt, str)
+    prompt_ids = np.array(tokenizer.encode(prompt, add_special_tokens=False), np.int32)
+    assert reasoning.is_open_after(prompt_ids) is is_open
