@@ -33,7 +33,7 @@ def adopt_library_warnings() -> None:
     """Send what libraries warn of through the handler of `log_to_stderr`; call it once they are imported."""
     logging.captureWarnings(True)  # Python's own go to "py.warnings"
     for name in ("transformers", "huggingface_hub", "py.warnings"):
-        logging.getLogger(name).handlers = logging.getLogger("batchgen").handlers
+        logging.getLogger(name).handlers = [*logging.getLogger("batchgen").handlers]
 
 
 class _EchoHandler(logging.Handler):
