@@ -202,6 +202,8 @@ def _tokenizer(checkpoint: Checkpoint, spec: ModelSpec) -> PreTrainedTokenizerFa
         )
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # what transformers returns without files
         raise ModelError(f"model.path {spec.path} has no tokenizer files; a tokenizer.json is needed")
+    if not tokenizer.chat_template:  # older multimodal checkpoints have it in a file of their processor
+        tokenizer.chat_template = json_file(checkpoint, "chat_template.json").get("chat_template")
     return tokenizer
 
 

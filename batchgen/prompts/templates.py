@@ -18,7 +18,7 @@ from jinja2.runtime import Context
 
 from batchgen.errors import ModelError, SpecError, TemplateError
 from batchgen.prompts.marks import NO_MARKS, Marks
-from batchgen.prompts.messages import Chat, Values
+from batchgen.prompts.messages import Chat, Message, Values
 from batchgen.spec.chat_template import is_template
 from batchgen.spec.user_template import ParsedTemplate
 
@@ -46,6 +46,7 @@ class ChatTemplate:
         self.name = "the model's chat template" if spec.chat_template is None else "input.chat_template"
         for source in self.sources:
             _check_syntax(source, self.name)
+        self._reads_parts = {source: self._reads_only_parts(source) for source in self.sources}
 
     @property
     def sources(self) -> list[str]:
@@ -63,10 +64,11 @@ class ChatTemplate:
         The chat has the characters of `marks` in its texts, and so has the result. Raises TemplateError.
         """
         source = self._source if chat.tools is None else self._source_with_tools
+        messages = [_in_parts(message) for message in chat.messages] if self._reads_parts[source] else chat.messages
         try:
             with _hooked(_compiled(source), self._clock, marks):
                 rendered = self._tokenizer.apply_chat_template(
-                    chat.messages,
+                    messages,
                     tools=chat.tools,
                     documents=chat.documents,
                     chat_template=source,
@@ -83,6 +85,25 @@ class ChatTemplate:
             raise TemplateError(f"{self.name}: {shown}") from error
         assert isinstance(rendered, str)
         return str.__str__(rendered)
+
+    def _reads_only_parts(self, source: str) -> bool:
+        """Return whether a text vanishes in a template unless it is in a list of parts: some multimodal models."""
+        first, second = ({"role": "user", "content": text} for text in ("one text", "another text"))
+        try:
+            vanishes = self._try(source, first) == self._try(source, second)
+            return vanishes and bool(self._try(source, _in_parts(first)) != self._try(source, _in_parts(second)))
+        except Exception:  # it may need arguments, or another first message
+            return False
+
+    def _try(self, source: str, message: Message) -> Any:
+        with _hooked(_compiled(source), self._clock, NO_MARKS):
+            return self._tokenizer.apply_chat_template([message], chat_template=source, tokenize=False)
+
+
+def _in_parts(message: Message) -> Message:
+    """Return a message with a text content as a list of one text part."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _choose_templates(tokenizer: PreTrainedTokenizerBase, spec: InputSpec) -> tuple[str, str]:

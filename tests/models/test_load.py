@@ -251,6 +251,15 @@ def test_a_folder_without_tokenizer_files_is_refused(tmp_path: Path) -> None:
         _inspect(tmp_path)
 
 
+def test_the_chat_template_of_a_processor_counts_if_the_tokenizer_has_none(folder: Path) -> None:
+    """Older multimodal checkpoints have it in a file of its own."""
+    (folder / "chat_template.json").write_text('{"chat_template": "{{ messages }}"}')
+    own = (folder / "chat_template.jinja").read_text()
+    assert _inspect(folder).tokenizer.chat_template == own
+    (folder / "chat_template.jinja").unlink()
+    assert _inspect(folder).tokenizer.chat_template == "{{ messages }}"
+
+
 def test_a_tokenizer_that_is_not_a_fast_one_is_refused(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "CTRLTokenizer"}')
