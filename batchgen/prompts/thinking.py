@@ -126,7 +126,7 @@ class Thinking:
 
     @property
     def needs_results(self) -> bool:
-        if self._params.structured is not None or self._forced:
+        if self._params.structured is not None:
             return True
         if self._phase is Phase.ANSWER:
             return False
