@@ -83,18 +83,22 @@ class Thinking:
 
     @property
     def is_over(self) -> bool:
+        """Whether the answer has begun."""
         return self._phase is Phase.ANSWER
 
     @property
     def has_thought(self) -> bool:
+        """Whether the thinking has begun; it may be empty."""
         return self._start is not None
 
     @property
     def num_tokens(self) -> int:
+        """The number of tokens before the answer."""
         return len(self._ids)
 
     @property
     def end_token_ids(self) -> frozenset[int]:
+        """The tokens that end the completion if one of them comes next; whitespace before the answer does not."""
         if self._phase is Phase.THINKING:
             return self._conditions.model_end_token_ids
         if self._phase is not Phase.GAP:
@@ -103,12 +107,14 @@ class Thinking:
 
     @property
     def constraint(self) -> Thinking | GrammarConstraint | None:
+        """What decides about the next token: the form, together with tags and whitespace as long as they may come."""
         if self._phase is Phase.ANSWER:
             return self._form
         return None if self._form is None and not self._forced else self
 
     @property
     def error(self) -> str | None:
+        """Why no token is allowed; None: not known."""
         if self._forced:
             return "bad_words forbids the end tag of the thinking, which max_reasoning_tokens requires"
         return None if self._form is None else self._form.error
@@ -126,7 +132,8 @@ class Thinking:
 
     @property
     def needs_results(self) -> bool:
-        if self._params.structured is not None or self._forced:
+        """Whether what may come after the next token depends on which one it is."""
+        if self._params.structured is not None:
             return True
         if self._phase is Phase.ANSWER:
             return False
@@ -135,6 +142,7 @@ class Thinking:
         return self._params.min_tokens > 0 or (is_at_budget and self._phase is not Phase.GAP)
 
     def feed(self, token_id: int) -> bool:
+        """Take the next token, which is no end token; return whether the completion ends with it."""
         if self._phase is Phase.GAP and not self._is_in_gap(token_id):
             self._begin_answer(self._ids)
         if self._phase is Phase.ANSWER:

@@ -203,6 +203,8 @@ def test_a_prompt_that_closes_the_thinking(run_tiny: TinyRunner) -> None:
     """The completion is an answer from its first token on."""
     result = run(run_tiny, "a", tokenizer=closed_tokenizer, sampling={"max_tokens": 3, "max_reasoning_tokens": 1})
     assert rows_of(result) == [(None, " YE", "length", 0, ids(" YE"))]
+    begun = thinking_tokenizer(TAIL + "<think></think>{{ messages[-1]['content'][-1] }}")
+    assert run(run_tiny, "a", tokenizer=lambda: begun, sampling={"max_tokens": 3}).completions == ["<think>\nh"]
     form = {"structured": {"choice": ["<think>", "NO"]}}
     assert run(run_tiny, "a", tokenizer=closed_tokenizer, sampling=form).completions == ["<think>"]
 

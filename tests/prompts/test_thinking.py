@@ -13,6 +13,8 @@ from transformers import PreTrainedTokenizerFast
 from batchgen.prompts.detokenize import Detokenizer, StopStringMatcher
 from batchgen.prompts.grammar import GrammarCompiler
 from batchgen.prompts.reasoning import MAX_WHITESPACE, Reasoning, ReasoningTags
+from batchgen.prompts.row_sampling import RowSampling
+from batchgen.prompts.sampling_encoder import SamplingEncoder
 from batchgen.prompts.thinking import AnswerConditions, Texts, Thinking
 from batchgen.sampling_params import SamplingParams, Structured
 from tests.prompts.test_reasoning import harmony, harmony_tokenizer
@@ -249,3 +251,10 @@ def test_end_tokens_of_every_part() -> None:
         thinking.feed(token_id)
     everything = {ord("\n"), ord("x")}
     assert [*ends, thinking.end_token_ids - {EOS}] == [everything, set(), set(), {ord("x")}, {ord("x")}, everything]
+
+
+def test_a_budget_needs_memory_for_adjusted_logits() -> None:
+    sampling_encoder = SamplingEncoder(TOKENIZER, len(TOKENIZER), splits_reasoning=True)
+    for params in (SamplingParams(), SamplingParams(max_reasoning_tokens=0)):
+        worst = RowSampling(params, 0, sampling_encoder, reasoning=EXACT).worst_case
+        assert worst.penalises == (params.max_reasoning_tokens is not None)
