@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from batchgen.errors import InputError, OutputError
 from batchgen.io.input.readers import Input
-from batchgen.io.output.folder import OutputFolder, atomic_write
+from batchgen.io.output.atomic import atomic_write
+from batchgen.io.output.folder import OutputFolder
 from batchgen.io.output.writers import ResultWriter
 from batchgen.log import event
 from batchgen.plan.token_store import Positions

@@ -20,7 +20,8 @@ from batchgen import __version__
 from batchgen.console import progress_bar
 from batchgen.errors import OutputError, StorageError
 from batchgen.io.input.readers import open_input
-from batchgen.io.output.folder import OutputFolder, atomic_write
+from batchgen.io.output.atomic import atomic_write
+from batchgen.io.output.folder import OutputFolder
 from batchgen.io.output.schema import output_schema
 from batchgen.io.output.writers import ResultWriter
 from batchgen.job.fingerprint import RunState, read_earlier_run

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen.errors import OutputError
-from batchgen.io.output.folder import atomic_write
+from batchgen.io.output.atomic import atomic_write
 from batchgen.io.output.schema import JOURNAL_SCHEMA
 from batchgen.io.remote import AnyLocation, Location
 from batchgen.request_output import FinishReason, RequestOutput

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen.io.input.files import Format
-from batchgen.io.output.folder import OutputFolder, as_output_error, atomic_write
+from batchgen.io.output.atomic import as_output_error, atomic_write
+from batchgen.io.output.folder import OutputFolder
 from batchgen.io.output.journal import committed_chunks, merge_chunks, read_endings, to_arrays, write_chunk
 from batchgen.io.output.json_values import to_lines
 from batchgen.io.output.schema import added_columns, output_schema, with_provenance

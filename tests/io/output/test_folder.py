@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from batchgen.errors import InputError, OutputError
-from batchgen.io.output.folder import OutputFolder, _warn_of_no_fsync, atomic_write
+from batchgen.io.output.atomic import _warn_of_no_fsync, atomic_write
+from batchgen.io.output.folder import OutputFolder
 
 
 def names_in(folder: Path) -> list[str]:

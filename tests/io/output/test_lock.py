@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -21,7 +20,8 @@ import pytest
 
 from batchgen.errors import OutputError
 from batchgen.io.output import lock as lock_module
-from batchgen.io.output.lock import SILENT_SECONDS, Holder, RunLock
+from batchgen.io.output.holder import SILENT_SECONDS, Holder
+from batchgen.io.output.lock import RunLock
 
 ROOT = Path(__file__).parents[3]
 MakeLock = Callable[[Path], RunLock]
@@ -41,8 +41,8 @@ def write_dead_lock(path: Path) -> None:
     write_lock(path, pid=process.pid)
 
 
-def write_silent_lock(path: Path) -> None:
-    write_lock(path, host="elsewhere", silent_seconds=SILENT_SECONDS + 10)
+def write_silent_lock(path: Path, silent_seconds: float = SILENT_SECONDS + 10) -> None:
+    write_lock(path, host="elsewhere", silent_seconds=silent_seconds)
 
 
 def failing(number: int) -> Callable[..., Any]:
@@ -96,37 +96,6 @@ def test_a_dead_process_and_a_silent_host_are_replaced(
     assert os.listdir(path.parent) == ["lock"]
 
 
-def test_a_killed_process_that_its_parent_has_not_waited_for_is_dead(path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    write_lock(path, pid=process.pid, started=lock_module._state_and_start(process.pid)[1])
-    assert RunLock(path).live_holder() is not None
-    process.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert RunLock(path).live_holder() is None
-    assert process.wait() == -signal.SIGKILL
-
-
-def test_a_pid_that_is_used_again_is_not_the_old_process(path: Path) -> None:
-    write_lock(path, started="1")
-    RunLock(path).acquire()
-
-
-def test_a_process_that_proc_hides_is_live(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_lock(path)
-    monkeypatch.setattr(lock_module, "_state_and_start", lambda pid: (None, None))
-    assert RunLock(path).live_holder() is not None
-
-
-@pytest.mark.parametrize("elsewhere", [{"host": "elsewhere"}, {"pid_namespace": "pid:[1]"}])
-def test_a_process_that_cannot_be_seen_counts_as_dead_after_two_minutes(path: Path, elsewhere: dict[str, str]) -> None:
-    """Containers may have the host's name, and their processes the same numbers as its own."""
-    write_lock(path, pid=2**22, silent_seconds=SILENT_SECONDS - 10, **elsewhere)
-    with pytest.raises(OutputError, match=rf"process {2**22} on .* is running"):
-        RunLock(path).acquire()
-    write_lock(path, silent_seconds=SILENT_SECONDS + 10, **elsewhere)
-    RunLock(path).acquire()
-
-
 @pytest.mark.parametrize("text", ["", "{", '{"holder": {"pid": 1}}', "[]", '{"holder": 1}'])
 def test_a_damaged_lock_is_taken_over(path: Path, make_lock: MakeLock, text: str) -> None:
     path.write_text(text)
@@ -160,6 +129,12 @@ def test_heartbeats_renew_the_lock_until_another_run_has_it(path: Path, monkeypa
     time.sleep(0.1)
     assert path.stat().st_mtime == 1
     lock.release()
+
+
+def test_another_host_with_a_recent_heartbeat_keeps_it(path: Path, make_lock: MakeLock) -> None:
+    write_silent_lock(path, SILENT_SECONDS - 10)
+    with pytest.raises(OutputError, match="on elsewhere is running"):
+        make_lock(path).acquire()
 
 
 # Which way it is taken

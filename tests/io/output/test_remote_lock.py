@@ -11,7 +11,7 @@ import pytest
 
 from batchgen.errors import OutputError
 from batchgen.io.output import lock as lock_module
-from batchgen.io.output.lock import Holder
+from batchgen.io.output.holder import Holder
 from batchgen.io.output.remote_lock import RemoteLock
 from batchgen.io.remote import RemotePath
 
