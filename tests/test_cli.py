@@ -123,13 +123,15 @@ def test_signal_exits_with_its_code_and_says_how_to_go_on(run_job: FakeRun, job:
     assert "run the same command again to continue" in result.stderr
 
 
-def test_bug_exits_with_1_and_a_traceback(run_job: FakeRun, job: str) -> None:
-    run_job.outcome = ZeroDivisionError("division by zero")
+@pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), BrokenPipeError(32, "Broken pipe")])
+def test_bug_exits_with_1_and_a_traceback(run_job: FakeRun, job: str, error: Exception) -> None:
+    """A broken pipe is one too: those of stdout and stderr are dropped where they are written."""
+    run_job.outcome = error
     result = invoke("run", job)
     assert result.exit_code == 1
     lines = result.stderr.splitlines()
     assert lines[0].startswith("Traceback")
-    assert lines[-2] == "ZeroDivisionError: division by zero"
+    assert lines[-2] == f"{type(error).__name__}: {error}"
     assert "this is a bug in batchgen" in lines[-1]
 
 

@@ -1,6 +1,6 @@
 """RunLock: one run at a time in an output folder. The lock file names its process; its mtime shows that it is alive.
 
-FolderLock is what locks on a disk and in a store share. Knows processes and hosts; knows nothing of rows.
+FolderLock is what locks on a disk and in a store share. Knows lock files; knows nothing of rows.
 
 Processes take a lock on a disk one after the other: under the kernel's flock of the folder, or, where there is none,
 while they hold a guard file that only one process can create. Not guaranteed in the second case: two runs that start at

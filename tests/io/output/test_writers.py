@@ -219,6 +219,18 @@ def test_no_room_to_merge_is_an_output_error(tmp_path: Path, monkeypatch: pytest
         writer.finish(parquet_input(tmp_path, prompt=["a", "b"]), "")
 
 
+def test_a_run_that_lost_its_folder_commits_nothing(tmp_path: Path) -> None:
+    output = OutputFolder(tmp_path / "out")
+    output.claim()
+    output.begin("{}")
+    writer = ResultWriter(output, rows_per_chunk=1)
+    (tmp_path / "out/.state/lock").unlink()
+    OutputFolder(tmp_path / "out").lock.acquire()
+    with pytest.raises(OutputError, match="another run has taken over this folder"):
+        writer.write(answer(0))
+    assert list(output.journal.iterdir()) == []
+
+
 def test_rows_are_committed_by_number_and_by_time(tmp_path: Path) -> None:
     now = 0.0
     output = OutputFolder(tmp_path / "out")
