@@ -154,6 +154,7 @@ def test_workers_make_the_prompts_that_this_process_makes() -> None:
     assert found.bad == expected.bad
 
 
+@pytest.mark.slow
 def test_worker_gets_the_tokenizer_without_torch(tmp_path: Path) -> None:
     spec = InputSpec(path="in.jsonl", template="{{ q }}")
     encoder = RowEncoder(byte_tokenizer(), spec, vocab_size=264, max_model_len=50, clock=datetime.now())
@@ -170,6 +171,7 @@ def test_worker_gets_the_tokenizer_without_torch(tmp_path: Path) -> None:
     assert done.stdout == "[104, 105] False\n", done.stderr
 
 
+@pytest.mark.slow
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     (tmp_path / "parent.py").write_text(
         "import os, signal\n"

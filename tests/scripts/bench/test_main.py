@@ -66,6 +66,7 @@ def timing(seconds: float, peak_blocks: int = 1) -> Timing:
     return Timing(seconds, 0.0, seconds, 1.0, 0.0, peak_blocks, 0.5)
 
 
+@pytest.mark.slow
 def test_a_peer_runs_as_often_as_we_do_and_gets_the_rendered_prompts(tiny_bench: Path) -> None:
     document = last_line(run_bench("--repeat", "2", "--peer", f"openvino={fake_python(tiny_bench)}"))
     runs = document["gsm128"]
@@ -82,6 +83,7 @@ def test_a_peer_runs_as_often_as_we_do_and_gets_the_rendered_prompts(tiny_bench:
     assert Path(first["model"]).parent == tiny_bench / "peers"
 
 
+@pytest.mark.slow
 def test_every_run_is_announced_when_it_begins_and_ends(tiny_bench: Path) -> None:
     peer = f"openvino={fake_python(tiny_bench)}"
     result = run_bench("--repeat", "2", "--peer", peer, "--sharing-off", "gsm128")
@@ -95,6 +97,7 @@ def test_every_run_is_announced_when_it_begins_and_ends(tiny_bench: Path) -> Non
     assert said[4:6] == [("1 of 2, openvino", "begins"), ("1 of 2, openvino", "ended, 100.0 s")]
 
 
+@pytest.mark.slow
 def test_nothing_shared_takes_a_row_for_each_completion(tiny_bench: Path) -> None:
     result = run_bench("--repeat", "1", "--sharing-off", "gsm128")
     runs = last_line(result)["gsm128"]
